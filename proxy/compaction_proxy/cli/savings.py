@@ -128,11 +128,14 @@ def format_overview(
             else describe_missing_price(list_prices=False)
         )
     begin = None if start is None else start // HOUR_S * HOUR_S
-    yield f"from {format_iso_time(begin)} to {_format_last_time(total)}, when the latest counted request came"
+    until = "now"
+    if total.get("last_at"):  # no earlier version has stored it
+        until = f"{_format_last_time(total)}, when the latest counted request came"
+    yield f"from {format_iso_time(begin)} to {until}"
 
 
 def _format_last_time(total: SavingsFields) -> str:
-    """Formats the time of the latest request in the sums as UTC; `n/a` if it is unknown."""
+    """Formats the time of the latest request in the sums as UTC."""
     return format_iso_time(parse_number(total.get("last_at")))
 
 
@@ -189,8 +192,9 @@ def format_shareable_summary(since: str, total: SavingsFields, *, list_prices: b
     names = ("net", "gross", "cache_loss", "summary")
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
     unpriced = describe_missing_dollars(total.get("prompt_tokens"), list_prices=list_prices)
+    until = f", up to {_format_last_time(total)}" if total.get("last_at") else ""
     return [
-        f"compaction-proxy, since {escape_unprintable(since)}, up to {_format_last_time(total)}",
+        f"compaction-proxy, since {escape_unprintable(since)}{until}",
         (
             f"{format_quantity(total.get('requests'), 'request')}, "
             f"{format_quantity(total.get('rounds'), 'round')} of compaction"
