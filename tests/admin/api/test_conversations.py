@@ -169,6 +169,10 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
             "cached_tokens": 60,
             "last_at": 7.0,
             **UNPRICED,
+            "counted": 1,
+            "sent_tokens": 100,
+            "read_tokens": 100,
+            "summary_tokens": 0,
         },
         "rounds": [round_of(1), round_of(2)],
         "pins": [{"id": build_pin_id("Use SI units."), "text": "Use SI units."}],
@@ -178,6 +182,10 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
         "hard_tokens": None,
         "bypass": False,
         "money": None,
+        "tokens": {"gross_tokens": 0, "summary_tokens": 0, "net_tokens": 0},
+        "list_prices": True,
+        "small_bytes": None,
+        "min_trigger": None,
     }
 
 
