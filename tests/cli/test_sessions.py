@@ -210,6 +210,7 @@ def test_show_says_in_words_what_an_undo_has_left_and_which_round_is_in_use(
     ]
     script.put("GET", f"/conversations/{ID}", seen)
     script.put("GET", f"/conversations/{ID}/compactions", {"compactions": made})
+    script.put("GET", f"/conversations/{ID}/exchanges?limit=1", {"exchanges": []})
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     assert (
         "set by hand           after an undo, no new round until a request is over about 103,500 tokens, or "
