@@ -425,3 +425,32 @@ def test_watch_says_which_provider_fails_and_why_and_how_often(failing: Proxy, p
         fail_in_every_way(client)
         line = f"upstream    failed       {target}  upstream answered 429 (http-429)"
         failing.wait_for(lambda: any(line in text for text in list(texts)), "the line is printed")
+
+
+def test_doctor_says_first_that_the_proxy_which_runs_forwards_elsewhere(
+    tmp_path: Path, provider: Provider
+) -> None:
+    """Without the options of `serve`, `doctor` checks an upstream that the running proxy never asks."""
+    wrong = f"http://127.0.0.1:{find_free_port()}/v1"
+    with run_proxy(tmp_path, provider.url) as proxy:
+        options = ["--config", str(proxy.folder / "config.json"), "--upstream"]
+        environ = {
+            "HOME": str(proxy.folder),
+            "PATH": os.environ["PATH"],
+            "COMPACTION_PROXY__SERVER__PORT": proxy.url.rpartition(":")[2],
+        }
+
+        def diagnose(upstream: str) -> list[str]:
+            command = [COMMAND, "doctor", *options, upstream]
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environ, cwd=proxy.folder, check=False
+            )
+            return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+        lines = diagnose(wrong)
+        after_address = next(place for place, line in enumerate(lines, 1) if line.startswith("ok address"))
+        line = lines[after_address]
+        what = f"the running proxy forwards to {provider.url}, and the checks below ask {wrong}; fix: "
+        assert line.startswith(f"warning upstream {what}give doctor the options")
+        assert line.endswith(f" --upstream {provider.url}")
+        assert not any("forwards to" in line for line in diagnose(provider.url))
