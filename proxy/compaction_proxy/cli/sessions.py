@@ -42,7 +42,12 @@ from compaction_proxy.cli.console import (
     print_next_offset,
     read_rows,
 )
-from compaction_proxy.support.formatting import describe_status, encode_path_segment, format_milliseconds
+from compaction_proxy.support.formatting import (
+    describe_failed_requests,
+    describe_status,
+    encode_path_segment,
+    format_milliseconds,
+)
 
 sessions_app = create_group("Look at the conversations of a running proxy, and steer them.")
 ORDERS = ("last", "tokens", "net", "requests")
@@ -436,7 +441,8 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """Formats a table with a line for each conversation.
 
     There is a column for labels, names or titles only if a conversation has one. There is a column `priced`
-    only if the dollars of a conversation do not cover all its requests.
+    only if the dollars of a conversation do not cover all its requests, and a column `failed` only if
+    requests failed.
 
     The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
 
@@ -446,12 +452,14 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
+    failed = [Column("failed")] if any(_describe_failed(row) for row in rows) else []
     priced = ["priced"] if any(_describe_unpriced(row) for row in rows) else []
     cells = [
         [
             get_text(row, "id"),
             *(get_text(row, name) for name in shown),
             get_text(row, "model"),
+            *(["".join(_describe_failed(row).values())] if failed else []),
             get_text(row, "status"),
             format_age(row.get("last_at")),
             format_count(row.get("requests")),
@@ -468,7 +476,9 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     columns = (
         _CONVERSATION_COLUMNS[0],
         *map(Column, shown),
-        *_CONVERSATION_COLUMNS[1:-2],
+        _CONVERSATION_COLUMNS[1],
+        *failed,
+        *_CONVERSATION_COLUMNS[2:-2],
         *(Column(name, is_right_aligned=True) for name in priced),
         *_CONVERSATION_COLUMNS[-2:],
     )
@@ -490,6 +500,7 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         **{name: get_text(totals, name) for name in _CAPTION_FIELDS if totals.get(name)},
         "last used": format_time(totals.get("last_at")),
         "requests": format_count(totals.get("requests")),
+        **_describe_failed(totals),
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
@@ -535,6 +546,14 @@ def _describe_unpriced(totals: JsonRow) -> dict[str, str]:
     return {"in no amount": f"{requests - priced:,} of {format_quantity(requests, 'request')}"}
 
 
+def _describe_failed(totals: JsonRow) -> dict[str, str]:
+    """Returns a line, by its title, on the requests that failed; an empty result if none did."""
+    requests, failed = totals.get("requests"), totals.get("failed")
+    if not (isinstance(requests, int) and isinstance(failed, int) and failed):
+        return {}
+    return {"failed": describe_failed_requests(failed, requests, str(totals.get("failure") or ""))}
+
+
 def _describe_directives(record: JsonRow) -> Iterator[str]:
     """Yields a text for each instruction of a user that applies to a conversation, such as `bypass`.
 
@@ -563,7 +582,7 @@ def _format_exchange(row: JsonRow) -> list[str]:
             str(row.get("reason") or ""),
             size_bytes if isinstance(size_bytes, int) else None,
         ),
-        get_text(row, "code") if row.get("code") else "none",
+        " ".join([get_text(row, "code") if row.get("code") else "none", *_list_error(row)]),
         get_text(row, "model"),
         format_count(row.get("tokens_before")),
         format_count(row.get("tokens_after")),
@@ -573,6 +592,10 @@ def _format_exchange(row: JsonRow) -> list[str]:
         format_milliseconds(overhead_s if isinstance(overhead_s, int | float) else None),
         format_dollars(_get_mapping(row, "saving").get("net")),
     ]
+
+
+def _list_error(row: JsonRow) -> list[str]:
+    return [get_text(row, "error")] if row.get("error") else []
 
 
 def _format_event(row: JsonRow) -> list[str]:

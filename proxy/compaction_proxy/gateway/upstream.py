@@ -41,9 +41,12 @@ from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RELAY_TAP_FAILED
 from compaction_proxy.wires import registry
+from compaction_proxy.wires.context_errors import find_error_code
 
 # The number of bytes of an error response that the proxy searches for the cause of the error.
 PEEK_BYTES = 65_536
+# The proxy looks for the provider's own code of an error in bodies of at most this many bytes.
+MAX_ERROR_BYTES = 16_384
 
 _log = structlog.get_logger()
 
@@ -217,6 +220,10 @@ class UpstreamResponse:
         """Whether the body is a stream of server-sent events, by the response's `content-type`."""
         return self.get_field(b"content-type").strip().lower().startswith(EVENT_STREAM.decode())
 
+    def find_error_code(self) -> str:
+        """Returns what the upstream calls its error; empty if that is unknown, or if there is no error."""
+        return ""
+
     async def aclose(self) -> None:
         """Closes the response. If its body is not complete, the connection to the upstream is closed."""
         if self._coming is not None:
@@ -225,10 +232,42 @@ class UpstreamResponse:
         await self.response.aclose()
 
 
+class ErrorResponse(UpstreamResponse):
+    """A response with an error status. Copies a small body while the body passes.
+
+    Reports its status to the upstream's monitor when it is closed, with what the upstream calls the error.
+    """
+
+    __slots__ = ("_copy", "_monitor")
+
+    def __init__(self, response: HttpResponse, upstream: Upstream) -> None:
+        super().__init__(response, upstream)
+        self._copy = bytearray()
+        self._monitor: UpstreamMonitor | None = upstream.monitor
+
+    async def _read_next(self) -> bytes:
+        chunk = await super()._read_next()
+        self._copy += chunk[: MAX_ERROR_BYTES + 1 - len(self._copy)]
+        return chunk
+
+    def find_error_code(self) -> str:
+        """Returns what the upstream calls its error; empty if unknown, or if the body has not passed yet."""
+        if len(self._copy) > MAX_ERROR_BYTES:
+            return ""
+        return find_error_code(bytes(self._copy), self.get_field(b"content-encoding"))
+
+    async def aclose(self) -> None:
+        """Reports the status to the monitor, unless that was done before, and closes the response."""
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None and self._upstream is not None:
+            monitor.record_status(self._upstream.origin, self.response.status, self.find_error_code())
+        await super().aclose()
+
+
 async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
     """Sends a request, and waits until the status and the header fields of the response have arrived.
 
-    Reports an error of the upstream to the upstream's monitor.
+    Reports an error of the upstream to the upstream's monitor; an error status when the response is closed.
 
     Raises:
         OverloadedError: If the system has no resources for another connection. Nothing was sent.
@@ -244,7 +283,9 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
         monitor.record_invalid_status(upstream.origin)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
-    if status >= FIRST_ERROR_STATUS or monitor.failure_counts:
+    if status >= FIRST_ERROR_STATUS:
+        return ErrorResponse(response, upstream)
+    if monitor.failure_counts:
         monitor.record_status(upstream.origin, status)
     return UpstreamResponse(response, upstream)
 

@@ -47,9 +47,11 @@ DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
 # exchange for which it is known.
 SUMMED = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
-    "priced", *DOLLARS,
+    "priced", "failed", *DOLLARS,
 )  # fmt: skip
-_LATEST = ("model", "status", "strategy", "label", "tokens_before", "tokens_after", "trigger", "window")
+_LATEST = (
+    "model", "status", "strategy", "label", "failure", "tokens_before", "tokens_after", "trigger", "window",
+)  # fmt: skip
 _get_latest = attrgetter(*_LATEST)
 
 
@@ -136,6 +138,8 @@ class Totals:
         recalls: Number of further replies that the model gave after it had searched removed messages.
         rounds: Number of compactions.
         priced: Number of requests whose price is known.
+        failed: Number of requests that the upstream answered with an error status, or did not answer.
+        failure: Why the last of them failed (`Exchange.failure`); empty if there was none.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
         gross_usd: Additional dollars that the same requests would have cost without compaction.
         cache_loss_usd: Additional dollars that the same requests cost because compaction broke prompt caches.
@@ -163,6 +167,8 @@ class Totals:
     recalls: int = 0
     rounds: int = 0
     priced: int = 0
+    failed: int = 0
+    failure: str = ""
     cost_usd: float = 0.0
     gross_usd: float = 0.0
     cache_loss_usd: float = 0.0
@@ -187,6 +193,7 @@ class Totals:
         self.completion_tokens += exchange.completion_tokens or 0
         self.cached_tokens += exchange.cached_tokens or 0
         self.recalls += exchange.recalls or 0
+        self.failed += bool(exchange.failure)
         if saving is not None:
             self.priced += 1
             self.cost_usd += saving.cost

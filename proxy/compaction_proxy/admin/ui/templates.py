@@ -127,6 +127,7 @@ def _create_environment() -> Environment:
         "percent": formatting.format_percent,
         "ago": formatting.format_age,
         "describe_status": formatting.describe_status,
+        "describe_failed_requests": formatting.describe_failed_requests,
         "is_shortened": is_shortened,
         "version": __version__,
     }
