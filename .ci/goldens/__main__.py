@@ -26,6 +26,7 @@ Left out, because it depends on the machine or on chance:
 - values of times, of durations and of memory, in metrics with their buckets (the families are compared), hours and
   days of statistics, free space and limits of the machine;
 - whether a circuit breaker is open, which holds for 30 s;
+- requests for models and windows that the proxy sends for itself, behind an answer;
 - digits of a fraction after the ninth: a sum depends on the order of its parts;
 - estimates of tokens that rest on an old store: what was learned from answers is forgotten after a day;
 - what is sealed with a random nonce: compaction items (that they are opened again is recorded), sealed records;

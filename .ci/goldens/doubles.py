@@ -88,7 +88,7 @@ class Provider:
 
     Attributes:
         answer: Makes the answer to a request. Cases replace it at will.
-        received: All requests, oldest first.
+        received: All requests but those that the proxy sends for itself, oldest first.
         active: How many are being answered.
     """
 
@@ -129,7 +129,8 @@ class Provider:
 
             def _answer(self) -> None:
                 request = Received(self.command, self.path, list(self.headers.items()), self._body())
-                provider.received.append(request)
+                if not request.header("user-agent").startswith("compaction-proxy/"):
+                    provider.received.append(request)
                 reply = provider.answer(request)
                 reply.before()
                 self.send_response(reply.status)

@@ -60,6 +60,8 @@ if TYPE_CHECKING:
     from compaction_proxy.admin.api.routing import AdminApi
 
 HOP_BYTES = 8
+# The banner shows at most this many context windows that the upstream has told.
+MAX_SHOWN_WINDOWS = 10
 
 
 class AdminSite:
@@ -178,7 +180,9 @@ class Proxy:
         notes = [("degraded", str(problem)) for problem in self._parts.list_problems()]
         windows = [f"{model} {tokens:,}" for model, tokens in self._parts.told_windows.items()]
         if windows:
-            notes.append(("windows", f"{', '.join(windows)} tokens, as the upstream has told"))
+            more = len(windows) - MAX_SHOWN_WINDOWS
+            newest = ", ".join(windows[-MAX_SHOWN_WINDOWS:]) + (f" and {more} more" if more > 0 else "")
+            notes.append(("windows", f"{newest} tokens, as the upstream has told"))
         return notes
 
     def record_reload(self, *, succeeded: bool) -> None:

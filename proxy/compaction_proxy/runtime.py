@@ -455,7 +455,7 @@ class Components:
     def get_readiness(self) -> Readiness:
         """Returns the state of the proxy for health checks."""
         store: Literal["ok", "down"] = "ok" if self.records.is_reachable else "down"
-        problems = tuple(each.what for each in self.list_problems())
+        problems = tuple(dict.fromkeys(each.what for each in self.list_problems()))
         return Readiness(self.is_ready, store, __version__, problems)
 
     def list_problems(self) -> list[Problem]:

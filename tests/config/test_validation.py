@@ -72,6 +72,7 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ("models: {a: {summary: {base_url: 'http://api.openai.com/v1'}}}", f"models.a.{ELSEWHERE}"),
         ("summary: {prompt_file: /nowhere/prompt.md}", "summary.prompt_file: the file cannot be read"),
         ("summary: {prompt_file: /}", "summary.prompt_file: the file cannot be read"),
+        ("summary: {prompt_file: ~no-such-user/p.md}", "summary.prompt_file: the file cannot be read"),
         (
             "compaction: {strategies: {full: {prompt_file: /nowhere/prompt.md}}}",
             "compaction.strategies.full.prompt_file: the file cannot be read",

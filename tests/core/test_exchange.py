@@ -34,6 +34,12 @@ EXCHANGES = st.builds(
 )
 
 
+@given(EXCHANGES, COUNTS)
+def test_no_size_is_negative_however_absurd_the_usage(exchange: Exchange, after: int | None) -> None:
+    # A counter of Prometheus takes no negative amount.
+    assert min(exchange._replace(tokens_after=after).sizes or (0,)) >= 0
+
+
 @given(EXCHANGES)
 def test_a_stored_exchange_is_read_as_it_was(exchange: Exchange) -> None:
     assert from_fields(json.loads(json.dumps(to_fields(exchange)))) == exchange

@@ -93,6 +93,60 @@ def test_summary_calls_tell_too() -> None:
     assert scene.call("http-500") == []
 
 
+@pytest.mark.parametrize(
+    ("reason", "problems"), [("http-401", REFUSED), ("http-403", REFUSED), ("unknown-model", MISSING)]
+)
+async def test_a_list_of_models_does_not_refute_a_call_that_was_refused(
+    reason: str, problems: list[str]
+) -> None:
+    scene = Scene(model="m", api_key="k")
+    assert scene.call(reason) == problems
+    assert await scene.check() == problems  # the provider lists the model, as OpenRouter does for any key
+    assert scene.call("") == []
+
+
+async def test_a_list_that_confirms_a_refused_call_ends_the_failure_later() -> None:
+    scene = Scene(model="m", api_key="k")
+    scene.call("unknown-model")
+    scene.models = ["other"]
+    assert await scene.check() == MISSING
+    scene.models = ["m"]
+    assert await scene.check() == []
+
+
+def test_a_call_that_was_not_found_may_have_the_wrong_base_url() -> None:
+    scene = Scene(model="m", base_url=BASE_URL)
+    scene.call("unknown-model")
+    [problem] = scene.monitor.list_problems()
+    assert problem.fix == (
+        f"{BASE_URL} did not find 'm': name another one in summary.model, or correct summary.base_url."
+    )
+
+
+async def test_a_model_that_its_provider_does_not_list_stays_sound_while_another_one_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(summary_monitor, "RECHECK_INTERVAL_S", 0.0)
+    scene = Scene(model="unlisted")
+    scene.monitor.set_config(
+        Config.model_validate(
+            {
+                "upstream": {"base_url": BASE_URL},
+                "summary": {"model": "unlisted"},
+                "models": {"my-*": {"summary": {"model": "gone"}}},
+            }
+        )
+    )
+    assert await scene.check() == MISSING * 2
+    assert scene.call("", model="unlisted") == MISSING
+    checking = asyncio.create_task(scene.monitor.recheck_periodically())
+    asked = scene.asked
+    while scene.asked < asked + 3:  # noqa: ASYNC110 - the monitor offers no event to wait for
+        await asyncio.sleep(0)
+    checking.cancel()
+    assert scene.problems == MISSING
+
+
 async def test_a_model_that_is_no_longer_configured_is_no_problem() -> None:
     scene = Scene(model="gone")
     assert await scene.check() == MISSING

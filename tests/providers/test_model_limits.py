@@ -11,6 +11,7 @@ from compaction_proxy.providers.calibration import Calibration
 from compaction_proxy.providers.model_limits import (
     INFERRED_TTL_S,
     LIMITS_TTL_S,
+    MAX_LISTED_WINDOWS,
     REFRESH_INTERVAL_S,
     SAVE_INTERVAL_S,
     LearnedLimits,
@@ -371,6 +372,24 @@ async def test_windows_that_upstreams_have_told_are_listed_for_a_day_whoever_ask
     assert await other.list_discovered_windows("https://other:443") == {}
     now[0] = LIMITS_TTL_S
     assert await other.list_discovered_windows(ORIGIN) == {}
+
+
+async def test_many_tenants_of_one_model_do_not_drop_other_models_from_the_list() -> None:
+    learning = ModelLimits(RecordStore(MemoryStore(), ignored), lambda: 0.0)
+    for tenant, model in (("t", "rare"), *((f"t{number}", "m") for number in range(MAX_LISTED_WINDOWS + 1))):
+        learning.start_discovery(tenant, ORIGIN, model, told(2_000))
+        await settled(learning)
+    assert await learning.list_discovered_windows(ORIGIN) == {"rare": 2_000, "m": 2_000}
+
+
+async def test_a_window_that_is_told_again_stays_listed() -> None:
+    now = [0.0]
+    learning = ModelLimits(RecordStore(MemoryStore(), ignored), lambda: now[0])
+    for tenant, now[0] in (("a", 0.0), ("b", 0.9 * LIMITS_TTL_S)):
+        learning.start_discovery(tenant, ORIGIN, "m", told(2_000))
+        await settled(learning)
+    now[0] = 1.5 * LIMITS_TTL_S
+    assert await learning.list_discovered_windows(ORIGIN) == {"m": 2_000}
 
 
 async def test_no_request_waits_while_an_upstream_is_asked() -> None:

@@ -119,6 +119,7 @@ def test_a_damaged_secret_is_reported_and_left_alone(tmp_path: Path, damage: str
 
     assert len(secret) == 32
     assert [error.reason for error in told] == ["secret-unavailable"]
+    assert str(told[0]).endswith("it is damaged")  # no byte of the file, which anybody may read at /readyz
     assert path.read_text() == damage
 
 

@@ -244,6 +244,24 @@ def test_the_key_that_a_provider_of_summaries_refuses_is_the_one_that_is_blamed(
         assert probed["fix"] == f"correct {owner}.api_key"
 
 
+def test_two_models_with_the_same_problem_are_one_sentence_at_the_health_check(
+    provider: Provider, tmp_path: Path
+) -> None:
+    config = {"summary": {"model": "gone"}, "models": {"my-*": {"summary": {"model": "away"}}}}
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        assert len(read_banner(proxy)) == 2
+        assert read_ready(proxy)["problems"] == ["The provider does not have the summary model."]
+
+
+def test_doctor_asks_a_provider_that_does_not_answer_once(provider: Provider, tmp_path: Path) -> None:
+    provider.answer = lambda _: Reply(0)
+    (tmp_path / "config.yaml").write_text(json.dumps({"summary": {"model": "cheap"}}))
+    done = run_command(tmp_path, "doctor", "--json", "--upstream", provider.url)
+    topics = [each["topic"] for each in json.loads(done.stdout)["findings"] if each["level"] == "error"]
+    assert topics == ["upstream", "summary model"]
+    assert [each.path for each in provider.asked] == ["/v1/models"]
+
+
 def test_the_key_of_a_glob_is_blamed_where_it_names_the_model(provider: Provider, tmp_path: Path) -> None:
     config = {"models": {"my-*": {"summary": {"model": "gone"}}}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
@@ -320,7 +338,7 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "address of another machine": (
         {"server": {"host": "203.0.113.7"}},
-        "server.port: cannot listen on 203.0.113.7",
+        "server.host: cannot listen on 203.0.113.7",
     ),
     "path of the socket": (
         {"server": {"unix_socket": "/nowhere/at/all.sock"}},

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +121,27 @@ def test_a_server_that_fails_to_say_its_window_fails_no_request(provider: Provid
         assert ask(client).status_code == 200
         proxy.wait_for(lambda: find_row(client), "the model is listed")
         assert find_row(client) == (128_000, "default")
+
+
+def test_names_that_clients_have_chosen_control_no_terminal_and_do_not_flood_the_banner(
+    provider: Provider, tmp_path: Path
+) -> None:
+    def serve_any_name(request: Received) -> Reply:
+        if request.method == "POST":
+            return chat_reply(request)
+        if not request.path.endswith("/models"):
+            return Reply(404)
+        return Reply(body=json.dumps({"data": [{"id": "x", "meta": {"n_ctx": WINDOW}}]}).encode())
+
+    provider.answer = serve_any_name  # as llama.cpp does
+    config: dict[str, Any] = {"store": {"url": f"sqlite:///{tmp_path}/state.db"}}
+    names = ["evil\x1b[2J\u202e", *(f"name-{number}" for number in range(12))]
+    with run_proxy(tmp_path, provider.url, config) as proxy, proxy.client() as client:
+        for name in names[::-1]:
+            ask(client, model=name).raise_for_status()
+            is_shown = partial(lambda name: find_row(client, name) == (WINDOW, "upstream"), name)
+            proxy.wait_for(is_shown, "the window is shown")
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        [line] = [line for line in proxy.banner if line.split()[0] == "windows"]
+        assert line.isprintable()
+        assert r"evil\x1b[2J\u202e 9,216 and 3 more tokens" in line

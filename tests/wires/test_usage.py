@@ -111,6 +111,10 @@ def test_cached_tokens_are_found_where_a_provider_puts_them(extra: dict[str, obj
     assert watched([event({"choices": [], "usage": usage(100, **extra)})]) == TokenUsage(100, 5, 64)
 
 
+def test_no_more_tokens_are_cached_than_were_read() -> None:
+    assert watched([event({"choices": [], "usage": usage(9, **CACHED)})]) == TokenUsage(9, 5, 9)
+
+
 @pytest.mark.parametrize(
     "payload",
     [

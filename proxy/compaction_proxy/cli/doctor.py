@@ -458,8 +458,8 @@ async def _check_secret(config: Config, url: str, store: Store) -> Finding:
     failures: list[StoreUnavailableError] = []
     has_agreed = await TenantSecret(config, url, store, failures.append).sync_with_store()
     if failures or not has_agreed:
-        reason = failures[0].reason if failures else "the store does not give it"
-        return Finding(ERROR, "secret", reason, "set server.secret, or mend what keeps it")
+        what = str(failures[0]) if failures else "the store does not give it"
+        return Finding(ERROR, "secret", what, "set server.secret, or mend what keeps it")
     if is_shared_store(url):
         return Finding(OK, "secret", "in the store, the same for all replicas")
     return Finding(OK if get_store_path(url) else NOTE, "secret", "of this installation")
@@ -473,13 +473,13 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         probe: Whether to ask each summary model for one word. The provider may charge a little for this call.
     """
     transport = EngineTransport(NativeEngine(proxies=read_environment_proxies()))
-    fetched: dict[tuple[str, str, str], ModelList] = {}
+    fetched: dict[tuple[str, str, str], asyncio.Task[ModelList]] = {}
 
     async def fetch_list(base_url: str, api_key: str, wire: str) -> ModelList:
         place = (base_url, api_key, wire)
-        if place not in fetched:
-            fetched[place] = await fetch_model_list(transport, *place)
-        return fetched[place]
+        if place not in fetched:  # a failure is not repeated either: it may take `DEADLINE_S` seconds
+            fetched[place] = asyncio.create_task(fetch_model_list(transport, *place))
+        return await fetched[place]
 
     try:
         for provider in _list_providers(config):
@@ -593,10 +593,13 @@ async def _check_local_windows(
         with suppress(ProxyError):  # `_check_provider` has reported it
             listed = await fetch_list(base_url, key, "chat")
     discovery, headers = HttpWindowDiscovery(transport), {"authorization": f"Bearer {key}"} if key else {}
-    for name in sorted(listed.names)[:MAX_LOCAL_MODELS] if listed else ():
-        if get_model_settings(config, name).window is not None:
-            continue
-        window = await discovery.discover_window(base_url, headers, name)
+    names = [
+        name
+        for name in sorted(listed.names if listed else ())[:MAX_LOCAL_MODELS]
+        if get_model_settings(config, name).window is None
+    ]
+    windows = await asyncio.gather(*(discovery.discover_window(base_url, headers, name) for name in names))
+    for name, window in zip(names, windows, strict=True):
         if window is not None:
             yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream says")
         else:

@@ -97,11 +97,12 @@ def format_overview(
         if total.get(name):
             counts = f"{format_count(total[name])} of {_format_total(total, of)}"
             yield f"{where}: {counts}, of which no {unknown} is known"
-    yield f"up to {_format_last_time(total)}, when the latest request came that is counted"
+    if total.get("last_at"):  # no earlier version has stored it
+        yield f"up to {_format_last_time(total)}, when the latest request came that is counted"
 
 
 def _format_last_time(total: SavingsFields) -> str:
-    """Formats the time of the latest request in the sums as UTC; `n/a` if it is unknown."""
+    """Formats the time of the latest request in the sums as UTC."""
     return format_iso_time(parse_number(total.get("last_at")))
 
 
@@ -157,8 +158,9 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     unpriced = "the provider has not reported what it counted"
     if total.get("prompt_tokens"):
         unpriced = "no price is known for the models that were asked"
+    until = f", up to {_format_last_time(total)}" if total.get("last_at") else ""
     return [
-        f"compaction-proxy, since {escape_unprintable(since)}, up to {_format_last_time(total)}",
+        f"compaction-proxy, since {escape_unprintable(since)}{until}",
         (
             f"{format_quantity(total.get('requests'), 'request')}, "
             f"{format_quantity(total.get('rounds'), 'round')} of compaction"

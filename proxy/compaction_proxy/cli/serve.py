@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compaction_proxy.admin.sessions import LINK_TTL_S, build_link
+from compaction_proxy.cli.console import escape_unprintable
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, compare_configs, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig
@@ -111,7 +112,7 @@ def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
     for label, text in notes:
-        yield f"  {label:9} {text}"
+        yield f"  {label:9} {escape_unprintable(text)}"  # it may contain names that clients have chosen
     yield f"  dashboard {describe_dashboard(loaded, url)}"
     if config.server.unix_socket is None:
         yield f"  client    export OPENAI_BASE_URL={url}/v1"

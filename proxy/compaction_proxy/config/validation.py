@@ -33,7 +33,10 @@ MAX_PROMPT_BYTES = 262_144
 
 def is_readable(path: str) -> bool:
     """Returns whether a path from the configuration names a file that can be read."""
-    file = Path(path).expanduser()
+    try:
+        file = Path(path).expanduser()
+    except RuntimeError:  # there is no such user, or no home directory
+        return False
     return file.is_file() and os.access(file, os.R_OK)
 
 

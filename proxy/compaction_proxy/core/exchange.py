@@ -100,8 +100,8 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
             return None
         if estimate is None:  # the proxy has not read the request, so it removed nothing
             return (forwarded, forwarded) if forwarded else None
-        removed = (self.tokens_before or 0) - estimate
-        return (self.first_prompt_tokens or estimate) + removed, forwarded or estimate
+        removed = (self.tokens_before or 0) - estimate  # negative if the proxy has added text
+        return max(0, (self.first_prompt_tokens or estimate) + removed), forwarded or estimate
 
     @property
     def has_failed(self) -> bool:

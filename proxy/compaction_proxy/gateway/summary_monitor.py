@@ -1,6 +1,7 @@
 """Watches whether the summary models that the configuration names can be used."""
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
 
 import httpx
@@ -19,16 +20,27 @@ from compaction_proxy.support.log_events import SUMMARY_MODEL_UNUSABLE
 RECHECK_INTERVAL_S = 30.0
 
 UNKNOWN_MODEL, KEY_REFUSED, UNREACHABLE = "unknown-model", "key-refused", "unreachable"
+# Failures that only a summary call has shown. The provider's list of models does not refute them: it may list
+# models that a key may not use, and some providers give it to everybody, whatever the key.
+CALL_NOT_FOUND, CALL_REFUSED = "call-not-found", "call-refused"
+_ONLY_OF_CALLS = frozenset({CALL_NOT_FOUND, CALL_REFUSED})
+_KEY_REFUSED_TEXTS = (
+    "The provider of the summary model refuses the key.",
+    "Set a key in {api_key_key} that {base_url} accepts.",
+)
 # What is wrong, and what mends it, by the kind of failure.
 _TEXTS = {
     UNKNOWN_MODEL: (
         "The provider does not have the summary model.",
         "'{model}' is not among the models of {base_url}: name another one in {model_key}.",
     ),
-    KEY_REFUSED: (
-        "The provider of the summary model refuses the key.",
-        "Set a key in {api_key_key} that {base_url} accepts.",
+    # A wrong base URL is answered like a wrong model, with 404.
+    CALL_NOT_FOUND: (
+        "The provider does not have the summary model.",
+        "{base_url} did not find '{model}': name another one in {model_key}, or correct {url_key}.",
     ),
+    KEY_REFUSED: _KEY_REFUSED_TEXTS,
+    CALL_REFUSED: _KEY_REFUSED_TEXTS,
     UNREACHABLE: (
         "The provider of the summary model cannot be reached.",
         "Start what is at {base_url}, or correct {url_key}.",
@@ -37,9 +49,9 @@ _TEXTS = {
 # Maps the reason of a failed summary call to the kind of failure. Other reasons do not show whether the model
 # can be used.
 _KINDS = {
-    "unknown-model": UNKNOWN_MODEL,
-    "http-401": KEY_REFUSED,
-    "http-403": KEY_REFUSED,
+    "unknown-model": CALL_NOT_FOUND,
+    "http-401": CALL_REFUSED,
+    "http-403": CALL_REFUSED,
     "unreachable": UNREACHABLE,
 }
 
@@ -52,7 +64,7 @@ class SummaryModelMonitor:
     Only models that the configuration names are watched. A cheap model that the proxy chooses itself is none
     of them, because the request's own model takes its place. The monitor asks a provider for its list of
     models at the start and after each change of the configuration. It also learns from summary calls. While a
-    model cannot be used, the monitor asks again from time to time.
+    model cannot be used, the monitor asks its provider again from time to time.
 
     Args:
         transport: Transport to the providers.
@@ -76,15 +88,14 @@ class SummaryModelMonitor:
         """Starts to ask the providers of all models, and returns the task that does so."""
         if self._check is not None:
             self._check.cancel()
-        self._check = asyncio.create_task(self._check_models())
+        self._check = asyncio.create_task(self._check_models(self._models))
         return self._check
 
     async def recheck_periodically(self) -> None:
-        """Asks the providers again while a model cannot be used. Runs until its task is cancelled."""
+        """Asks the providers of models that cannot be used again. Runs until its task is cancelled."""
         while True:
             await asyncio.sleep(RECHECK_INTERVAL_S)
-            if self._failures:
-                await self._check_models()
+            await self._check_models(tuple(self._failures))
 
     async def close(self) -> None:
         """Cancels a check that is still running."""
@@ -98,7 +109,7 @@ class SummaryModelMonitor:
         for model in self._models:
             if call.model != model.model or parse_origin(call.url) != parse_origin(model.base_url):
                 continue
-            if kind == KEY_REFUSED and not model.api_key_key:
+            if kind == CALL_REFUSED and not model.api_key_key:
                 continue  # the client's key was refused
             if kind is not None:
                 self._record_failure(model, kind)
@@ -121,8 +132,8 @@ class SummaryModelMonitor:
             for model, kind in self._failures.items()
         ]
 
-    async def _check_models(self) -> None:
-        await asyncio.gather(*map(self._check_model, self._models))
+    async def _check_models(self, models: Iterable[ConfiguredSummaryModel]) -> None:
+        await asyncio.gather(*map(self._check_model, models))
 
     async def _check_model(self, model: ConfiguredSummaryModel) -> None:
         listed = None
@@ -137,7 +148,9 @@ class SummaryModelMonitor:
             self._record_failure(model, KEY_REFUSED)
         elif listed.lacks_model(model.model):
             self._record_failure(model, UNKNOWN_MODEL)
-        elif listed.names or self._failures.get(model) == UNREACHABLE:
+        elif self._failures.get(model) == UNREACHABLE or (
+            listed.names and self._failures.get(model) not in _ONLY_OF_CALLS
+        ):
             self._failures.pop(model, None)
 
     def _record_failure(self, model: ConfiguredSummaryModel, kind: str) -> None:

@@ -654,18 +654,19 @@ class ModelLimits:
             key, lambda: self._run_discovery(key, origin, model, discover_window)
         )
 
-    async def list_discovered_windows(self, origin: str) -> dict[str, int]:
+    async def list_discovered_windows(self, origin: str, *, for_s: float = 0.0) -> dict[str, int]:
         """Returns the context windows that an upstream has told in the last day, in tokens, by model.
 
         Contains what any process has learned that shares the store. It is empty if the store cannot be read.
+        Leaves out those that expire within `for_s` seconds.
         """
         lines = await self._records.read_tail(discovered_windows_key(origin), MAX_LISTED_WINDOWS)
         told = [(line.get("model"), _as_tokens(line.get("window")), line.get("until")) for line in lines]
-        now = self._now()
+        least = self._now() + for_s
         return {
             model: window
             for model, window, until in told
-            if isinstance(model, str) and window and isinstance(until, float) and until > now
+            if isinstance(model, str) and window and isinstance(until, float) and until > least
         }
 
     async def close(self) -> None:
@@ -717,7 +718,10 @@ class ModelLimits:
         until = self._now() + LIMITS_TTL_S
         discovered = known._replace(discovered_window=window, asked_until=until)
         await self._remember_and_save(key, model, discovered)
-        if window is not None:
+        # Every tenant has the window asked for. A line for each would drop other models from the list.
+        if window is not None and window != (
+            await self.list_discovered_windows(origin, for_s=LIMITS_TTL_S / 2)
+        ).get(model):
             line = {"model": model, "window": window, "until": until}
             await self._records.append_line(
                 discovered_windows_key(origin), line, ttl_s=LIMITS_TTL_S, max_lines=MAX_LISTED_WINDOWS

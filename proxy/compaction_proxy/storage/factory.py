@@ -141,11 +141,10 @@ def read_secret_file(path: Path, *, must_be_private: bool = False) -> bytes:
         is_foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
         if must_be_private and (is_foreign or status.st_mode & stat.S_IRWXO):
             raise ValueError("it belongs to another user, or every user may read it")
-        text = file.read(_MAX_SECRET_CHARACTERS)
-    try:
-        secret = bytes.fromhex(text)
-    except ValueError:
-        secret = b""
+        try:
+            secret = bytes.fromhex(file.read(_MAX_SECRET_CHARACTERS))
+        except ValueError:  # of the decoder, too, whose text would show a byte of the file
+            secret = b""
     if len(secret) != SECRET_BYTES:
         raise ValueError("it is damaged")
     return secret

@@ -94,10 +94,13 @@ def as_token_count(value: object) -> int | None:
 def build_usage(prompt: object, completion: object, cached: object) -> TokenUsage | None:
     """Builds a `TokenUsage`. Returns None if `prompt` or `completion` is not a plausible number of tokens.
 
-    If `completion` is None, it becomes 0. If `cached` is not a plausible number, it becomes 0.
+    If `completion` is None, it becomes 0. If `cached` is not a plausible number, it becomes 0. If it is more
+    than `prompt`, it becomes `prompt`: otherwise the tokens that are not cached would have a negative cost.
     """
     asked, made = as_token_count(prompt), as_token_count(0 if completion is None else completion)
-    return None if asked is None or made is None else TokenUsage(asked, made, as_token_count(cached) or 0)
+    if asked is None or made is None:
+        return None
+    return TokenUsage(asked, made, min(asked, as_token_count(cached) or 0))
 
 
 def iter_payloads_backwards(tail: bytes, pattern: re.Pattern[bytes]) -> Iterator[JsonObject]:

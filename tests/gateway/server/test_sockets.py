@@ -47,9 +47,9 @@ def test_a_port_in_use_is_a_configuration_error() -> None:
     assert str(caught.value).endswith("Address already in use")
 
 
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1"])
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.1", "127.0.0..1", "x" * 70])
 def test_an_address_that_is_not_ours_is_a_configuration_error(host: str) -> None:
-    with pytest.raises(ConfigError, match=rf"server\.port: cannot listen on {host}:0: "):
+    with pytest.raises(ConfigError, match=rf"server\.host: cannot listen on {host}:0: "):
         listen(host, 0)
 
 

@@ -66,6 +66,13 @@ class Request:
         return json.loads(self.body) if self.body else None
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is the proxy that asks here, for models and windows."""
+        return self.target.startswith("GET ") and dict(self.headers).get("user-agent", "").startswith(
+            "compaction-proxy/"
+        )
+
+    @property
     def summarises(self) -> bool:
         """Whether it is the proxy that asks here, for a summary."""
         return bool(self.body) and self.json().get("model") == SUMMARY_MODEL
@@ -86,7 +93,8 @@ class Recorder:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         target = f"{scope['method']} {(scope['raw_path'] + query).decode()}"
         request = Request(target, headers, await Asking(receive, send).read_body())
-        self.requests.append(request)
+        if not request.is_own:
+            self.requests.append(request)
         await self._app(scope, _replayed(request.body, receive), _noting(request, send))
 
 

@@ -49,6 +49,13 @@ class Exchange:
         lines = self.head.split(b"\r\n")[1:-2]
         return [(name.lower(), held) for name, _, held in (line.partition(b": ") for line in lines)]
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the proxy itself asks, for models and windows."""
+        return self.head.startswith(b"GET ") and dict(self.fields).get(b"user-agent", b"").startswith(
+            b"compaction-proxy/"
+        )
+
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
         await self.writer.drain()
@@ -77,6 +84,9 @@ class Scripted:
                 length = int(dict(exchange.fields).get(b"content-length", b"0"))
                 if self.read_bodies:
                     exchange.body = await reader.readexactly(length)
+                if exchange.is_own:
+                    await exchange.send(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                    continue
                 self.seen.append(exchange)
                 await self.script(exchange)
                 if writer.is_closing():

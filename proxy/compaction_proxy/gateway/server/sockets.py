@@ -131,9 +131,13 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
             return _bind_shared_port(family, address[:2])
         return _disable_nagle(socket.create_server(address[:2], family=family, backlog=BACKLOG))
     except OSError as error:
+        is_of_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise ConfigError(
-            f"server.port: cannot listen on {host}:{port}: {_describe_os_error(error)}"
+            f"server.{'host' if is_of_host else 'port'}: cannot listen on {host}:{port}: "
+            f"{_describe_os_error(error)}"
         ) from error
+    except UnicodeError:  # raised for a name with an empty or a long part, such as `127.0.0..1`
+        raise ConfigError(f"server.host: cannot listen on {host}:{port}: this is no name of a host") from None
 
 
 def can_spread_connections(listener: socket.socket) -> bool:
