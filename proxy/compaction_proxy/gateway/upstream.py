@@ -129,13 +129,17 @@ class UpstreamResponse:
             object may read its body.
     """
 
-    __slots__ = ("_coming", "_cut", "_seen", "_upstream", "response")
+    __slots__ = ("_coming", "_copy", "_cut", "_is_reported", "_seen", "_upstream", "response")
 
     def __init__(self, response: HttpResponse, upstream: Upstream | None = None) -> None:
         self.response = response
         self._upstream = upstream
         self._seen: deque[bytes] = deque()
         self._cut: httpx.TransportError | None = None
+        # The body of an error, as far as it has passed; only its beginning if it is not small.
+        has_failed = upstream is not None and response.status >= FIRST_ERROR_STATUS
+        self._copy = bytearray() if has_failed else None
+        self._is_reported = False
         self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_with_timeout` has begun
 
     async def peek(self, limit_bytes: int) -> bytes:
@@ -186,11 +190,14 @@ class UpstreamResponse:
         """
         coming, self._coming = self._coming, None
         try:
-            return await (coming or self.response.read())
+            chunk = await (coming or self.response.read())
         except httpx.TransportError as error:
             if self._upstream is not None:
                 self._upstream.monitor.record_cut(self._upstream.origin, error)
             raise
+        if self._copy is not None:
+            self._copy += chunk[: MAX_ERROR_BYTES + 1 - len(self._copy)]
+        return chunk
 
     @property
     def is_cut(self) -> bool:
@@ -221,47 +228,25 @@ class UpstreamResponse:
         return self.get_field(b"content-type").strip().lower().startswith(EVENT_STREAM.decode())
 
     def find_error_code(self) -> str:
-        """Returns what the upstream calls its error; empty if that is unknown, or if there is no error."""
-        return ""
-
-    async def aclose(self) -> None:
-        """Closes the response. If its body is not complete, the connection to the upstream is closed."""
-        if self._coming is not None:
-            self._coming.cancel()
-            await asyncio.gather(self._coming, return_exceptions=True)
-        await self.response.aclose()
-
-
-class ErrorResponse(UpstreamResponse):
-    """A response with an error status. Copies a small body while the body passes.
-
-    Reports its status to the upstream's monitor when it is closed, with what the upstream calls the error.
-    """
-
-    __slots__ = ("_copy", "_monitor")
-
-    def __init__(self, response: HttpResponse, upstream: Upstream) -> None:
-        super().__init__(response, upstream)
-        self._copy = bytearray()
-        self._monitor: UpstreamMonitor | None = upstream.monitor
-
-    async def _read_next(self) -> bytes:
-        chunk = await super()._read_next()
-        self._copy += chunk[: MAX_ERROR_BYTES + 1 - len(self._copy)]
-        return chunk
-
-    def find_error_code(self) -> str:
         """Returns what the upstream calls its error; empty if unknown, or if the body has not passed yet."""
-        if len(self._copy) > MAX_ERROR_BYTES:
+        if not self._copy or len(self._copy) > MAX_ERROR_BYTES:
             return ""
         return find_error_code(bytes(self._copy), self.get_field(b"content-encoding"))
 
     async def aclose(self) -> None:
-        """Reports the status to the monitor, unless that was done before, and closes the response."""
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None and self._upstream is not None:
-            monitor.record_status(self._upstream.origin, self.response.status, self.find_error_code())
-        await super().aclose()
+        """Closes the response. If its body is not complete, the connection to the upstream is closed.
+
+        Reports an error status to the upstream's monitor, with what the upstream calls the error.
+        """
+        if self._copy is not None and self._upstream is not None and not self._is_reported:
+            self._is_reported = True
+            self._upstream.monitor.record_status(
+                self._upstream.origin, self.response.status, self.find_error_code()
+            )
+        if self._coming is not None:
+            self._coming.cancel()
+            await asyncio.gather(self._coming, return_exceptions=True)
+        await self.response.aclose()
 
 
 async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
@@ -283,9 +268,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
         monitor.record_invalid_status(upstream.origin)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
-    if status >= FIRST_ERROR_STATUS:
-        return ErrorResponse(response, upstream)
-    if monitor.failure_counts:
+    if status < FIRST_ERROR_STATUS and monitor.failure_counts:
         monitor.record_status(upstream.origin, status)
     return UpstreamResponse(response, upstream)
 
