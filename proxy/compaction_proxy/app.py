@@ -182,7 +182,7 @@ class Proxy:
         if windows:
             more = len(windows) - MAX_SHOWN_WINDOWS
             newest = ", ".join(windows[-MAX_SHOWN_WINDOWS:]) + (f" and {more} more" if more > 0 else "")
-            notes.append(("windows", f"{newest} tokens, as the upstream has told"))
+            notes.append(("windows", f"{newest} tokens, as the upstream has reported"))
         return notes
 
     def record_reload(self, *, succeeded: bool) -> None:

@@ -106,8 +106,8 @@ NO_DATA_FOLDER = Problem(
     "Nothing is kept beyond this process, because no folder for a store can be written to.",
     "Name a file or a server in store.url.",
 )
-# Longest time, in seconds, for which the start waits until the providers of summary models have said whether
-# they have these. After this time, the proxy starts, and learns it later.
+# Longest time, in seconds, for which the start waits for the providers of summary models. If they take
+# longer, the proxy starts, and learns later whether they have these models.
 SUMMARY_CHECK_LIMIT_S = 1.0
 # Environment variables that may name the server to which the proxy sends traces.
 COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -291,7 +291,7 @@ class Components:
             summary for that conversation. The clock measures this pause.
 
     Attributes:
-        told_windows: The context windows that the upstream had told before the start, in tokens, by model.
+        told_windows: The context windows, in tokens, that the upstream reported before the start, by model.
     """
 
     told_windows: Mapping[str, int] = MappingProxyType({})

@@ -29,6 +29,20 @@ def test_a_token_is_for_one_purpose_one_key_and_a_time(monkeypatch: pytest.Monke
     assert not is_valid_token(KEY, "link", token)
 
 
+def test_a_link_of_a_clock_that_is_ahead_is_not_valid_before_its_last_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 300)
+    link, session = create_token(KEY, "link", 60), create_token(KEY, "session", 60)
+    monkeypatch.setattr(time, "time", lambda: now)
+    # The mark that it was used lasts 60 s: it would open again.
+    assert not is_valid_token(KEY, "link", link)
+    assert is_valid_token(KEY, "session", session)  # replicas have clocks of their own
+    monkeypatch.setattr(time, "time", lambda: now + 301)
+    assert is_valid_token(KEY, "link", link)
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -63,9 +63,25 @@ def test_beside_a_store_that_replicas_share_no_key_is_made() -> None:
     assert "replicas share" in loaded.admin_key_problem
 
 
+@pytest.mark.parametrize(("running", "keys"), [("0.0.0.0", 0), ("127.0.0.1", 1)])
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_configuration_that_is_read_again_does_not_move_the_proxy_to_another_address(
+    host: str, running: str, keys: int, tmp_path: Path
+) -> None:
+    loaded = load(configure(tmp_path, host=host))
+    found = add_admin_key(loaded, running=configure(tmp_path, host=running).server)
+    assert len(found.config.server.admin_key.get_secret_value()) == keys * 64
+    assert len(list(tmp_path.rglob("*.admin_key"))) == keys
+
+
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
-    [("ab" * 32, 0o604, "every user may read it"), ("ab", 0o600, "damaged"), ("zz" * 32, 0o600, "damaged")],
+    [
+        ("ab" * 32, 0o604, "every user may read it"),
+        ("ab", 0o600, "it is damaged"),
+        ("zz" * 32, 0o600, "it is damaged"),
+        ("é" * 32, 0o600, "it is damaged"),
+    ],
 )
 def test_a_file_that_holds_no_key_or_is_open_to_others_closes_the_admin_api(
     text: str, mode: int, why: str, tmp_path: Path
@@ -76,6 +92,7 @@ def test_a_file_that_holds_no_key_or_is_open_to_others_closes_the_admin_api(
     path.chmod(mode)
     loaded = add_admin_key(load(configure(tmp_path)))
     assert loaded.config.server.admin_key.get_secret_value() == ""
+    assert loaded.admin_key_problem.startswith("the key's file beside the store cannot be used: ")
     assert why in loaded.admin_key_problem
     assert path.read_text() == text
 

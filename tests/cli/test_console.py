@@ -21,7 +21,6 @@ from compaction_proxy.cli.console import (
     color_text,
     confirm_loss,
     create_group,
-    escape_unprintable,
     format_age,
     format_count,
     format_dollars,
@@ -33,12 +32,12 @@ from compaction_proxy.cli.console import (
     load_config_and_print_warnings,
     parse_header,
     print_json,
-    print_lines,
     print_next_offset,
     read_rows,
     show_progress,
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
+from compaction_proxy.support.formatting import escape_unprintable
 
 NO_FIGURE: list[Any] = [None, "7", [7], {}]
 
@@ -98,8 +97,20 @@ def test_a_header_is_a_name_and_a_value_or_the_file_that_holds_them(tmp_path: Pa
     assert parse_header(" X-Session-Id:  a:b ") == ("x-session-id", "a:b")
     (tmp_path / "key").write_text("Authorization: Bearer k\n")
     assert parse_header(str(tmp_path / "key")) == ("authorization", "Bearer k")
-    with pytest.raises(ProxyError, match="name: value"):
-        parse_header("no colon")
+    for text in ("no colon", ": no name"):
+        with pytest.raises(ProxyError, match="name: value"):
+            parse_header(text)
+
+
+def test_a_header_may_be_longer_than_a_path(tmp_path: Path) -> None:
+    token = "e" * 5_000
+    assert parse_header(f"authorization: Bearer {token}") == ("authorization", f"Bearer {token}")
+
+
+def test_a_file_that_holds_no_text_is_no_header(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"a: \xff")
+    with pytest.raises(ProxyError, match="key: is not UTF-8"):
+        parse_header(str(tmp_path / "key"))
 
 
 @given(st.text(st.characters(codec=None)))
@@ -188,7 +199,7 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
 @pytest.mark.parametrize(
     ("is_terminal", "answer", "yes", "ended_with", "said"),
     [
-        (False, "", False, FAILED, "nothing deleted: give --yes where no terminal is there to ask\n"),
+        (False, "", False, FAILED, "nothing deleted: without a terminal, give --yes\n"),
         (False, "", True, 0, ""),
         (True, "n\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
         (True, "\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
@@ -259,25 +270,6 @@ def test_the_next_page_is_named_on_stderr(capsys: pytest.CaptureFixture[str]) ->
         print_next_offset(answer)
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == ("", "more with --offset 50\n")
-
-
-def test_what_the_encoding_of_the_terminal_lacks_is_escaped(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Ascii:
-        encoding = "ascii"
-
-        def write(self, text: str) -> int:
-            written.append(text.encode("ascii"))
-            return len(text)
-
-        def flush(self) -> None:
-            pass
-
-    written: list[bytes] = []
-    monkeypatch.setattr("sys.stdout", Ascii())
-    print_lines(["\u5b57 x"])
-    assert b"".join(written) == b"\\u5b57 x\n"
 
 
 def test_json_is_printed_in_ascii(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,8 +155,13 @@ def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path)
         "admin key",
         f"made at the first start, in {path}",
     )
-    path.touch()
+    assert not path.exists()
+    path.write_text("ab" * 32)
+    path.chmod(0o600)
     assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"in {path}")
+    path.chmod(0o644)
+    found = doctor.check_admin_key(config, {})
+    assert (found.level, "every user may read it" in found.what) == ("warning", True)
 
 
 @pytest.mark.parametrize(
@@ -191,5 +196,15 @@ def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
 
 
 def test_a_finding_is_one_line_whatever_it_says() -> None:
-    lines = doctor.format_findings([doctor.Finding("error", "x", "a\nb\x1b", "c")])
+    lines = doctor.format_findings([doctor.Finding("error", "x", "a\nb\x1b", "c")], None)
     assert lines[1] == r"error   x      a\nb\x1b; fix: c"
+
+
+def test_a_long_finding_is_wrapped_in_its_column() -> None:
+    finding = doctor.Finding("warning", "store", "others may read it " * 3, "chmod 600 it")
+    lines = doctor.format_findings([finding], 50)
+    assert max(map(len, lines)) <= 50
+    assert all(line.startswith(" " * 16) for line in lines[2:])
+    assert (
+        " ".join(" ".join(lines[1:]).split()) == f"warning store {finding.what.strip()} ; fix: chmod 600 it"
+    )

@@ -85,6 +85,16 @@ async def test_a_known_client_is_forgotten_however_its_key_is_shown(tmp_path: Pa
     assert await left(tmp_path / "s.db", keys) == ["b1"]
 
 
+@pytest.mark.parametrize("field", [(b"x-nonsense", b"alice"), (b"authorization", b"")])
+async def test_a_header_that_identifies_nobody_does_not_stand_for_all_without_a_credential(
+    field: tuple[bytes, bytes], tmp_path: Path
+) -> None:
+    config, keys = await stored(tmp_path / "s.db")
+    with pytest.raises(ProxyError, match=r"identifies no client, because session\.tenant is credential"):
+        await forget_client(config, [field], None)
+    assert await left(tmp_path / "s.db", keys) == ["a1", "a2", "b1"]
+
+
 async def test_a_header_that_names_no_session_is_an_error(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
     with pytest.raises(ProxyError, match="names no such header"):

@@ -135,3 +135,25 @@ def test_health_fails_where_nothing_listens(tmp_path: Path) -> None:
 def test_health_of_a_strange_url_fails_without_a_traceback(url: str, tmp_path: Path) -> None:
     done = run(["health", "--url", url], tmp_path)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("sessions", "list", "--limit", "many"), "--limit"),
+        (("sessions", "list", "--nonsense"), "--nonsense"),
+        (("sessions", "show"), "'ID'"),
+        (("sessions", "nonsense"), "nonsense"),
+        (("version", "a\nb"), r"a\x0ab"),
+        (("forget",), "--credential"),
+        (("nonsense",), "nonsense"),
+        (("--nonsense",), "--nonsense"),
+    ],
+)
+def test_bad_usage_is_one_line_that_names_the_help(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    done = run(arguments, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert said in done.stderr
+    assert done.stderr.endswith(" --help`\n")

@@ -46,10 +46,10 @@ def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripte
         "gpt-5.4 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
         "=cmd|x 2 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
         "total 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "in no sum of tokens: 100 of 1,200 requests, of which no token count is known",
-        "in no amount: 2 of 1,200 requests, of which no price (see `models`) or token count is known",
-        "in no amount: 3 of 14 summary calls, of which no price (see `models`) or token count is known",
-        "up to 2026-11-22T12:00:00Z, when the latest request came that is counted",
+        "in no sum of tokens: 100 of 1,200 requests, because no token count is known",
+        "in no amount: 2 of 1,200 requests, because no price (see `models`) or token count is known",
+        "in no amount: 3 of 14 summary calls, because no price (see `models`) or token count is known",
+        "up to 2026-11-22T12:00:00Z, the time of the latest counted request",
     ]
     assert told.asked[0][1] == "/admin/v1/stats?since=30d&by=model"
 

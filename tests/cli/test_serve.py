@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 
 import compaction_proxy
+from compaction_proxy.cli.serve import format_banner
+from compaction_proxy.config.config import Config
+from compaction_proxy.config.loader import LoadedConfig
 
 ROOT = Path(compaction_proxy.__file__).parents[2]
 
@@ -89,3 +92,10 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"server.port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_a_name_that_a_client_has_chosen_adds_no_line_to_the_banner() -> None:
+    notes = [("windows", "m\x1b[2J\n  dashboard https://evil.example 8,192 tokens")]
+    lines = [*format_banner(LoadedConfig(Config(), {}, None, ()), "http://127.0.0.1:4141", notes)]
+    assert all(line.isprintable() for line in lines)
+    assert r"  windows   m\x1b[2J\n  dashboard https://evil.example 8,192 tokens" in lines

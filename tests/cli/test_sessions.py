@@ -88,6 +88,32 @@ def test_an_id_that_is_one_conversation_s_own_and_another_s_beginning_is_refused
     assert {method for method, *_ in script.asked} == {"GET"}
 
 
+@pytest.mark.parametrize("session", ["", "c_"])
+def test_an_empty_id_names_no_conversation_even_if_there_is_only_one(
+    session: str, script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/conversations", {"conversations": [ROW]})
+    done = run("sessions", "delete", session, "--yes", "--url", script.url)
+    assert (done.exit_code, done.stdout, done.stderr) == (
+        1, "", "ID: is empty, so it names no conversation\n",
+    )  # fmt: skip
+    assert not any(method == "DELETE" for method, *_ in script.asked)
+
+
+def test_an_id_of_a_server_that_is_none_is_not_taken(script: Scripted, run: Run) -> None:
+    script.put("GET", "/conversations", {"conversations": [{**ROW, "id": "c_1\x1b[2J"}]})
+    done = run("sessions", "compact", "c_1", "--url", script.url)
+    assert (done.exit_code, done.stdout, done.stderr) == (
+        1, "", "no conversation begins with or is called 'c_1'\n",
+    )  # fmt: skip
+
+
+def test_an_argument_that_is_no_text_is_no_traceback(script: Scripted, run: Run) -> None:
+    script.put("GET", "/conversations", {"conversations": []})
+    done = run("sessions", "list", "--search", "\udcff", "--url", script.url)
+    assert (done.exit_code, done.exception) == (0, None)
+
+
 def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: Scripted, run: Run) -> None:
     seen = {
         "id": ID, "totals": {"model": "m", "requests": 3, "prompt_tokens": 10, "cached_tokens": 5},
@@ -149,7 +175,7 @@ def test_delete_asks_first_and_deletes_nothing_where_nobody_can_answer(script: S
     done = run("sessions", "delete", ID, "--url", script.url)
     assert (done.exit_code, done.stderr) == (
         1,
-        "nothing deleted: give --yes where no terminal is there to ask\n",
+        "nothing deleted: without a terminal, give --yes\n",
     )
     assert script.asked == []
 

@@ -21,9 +21,11 @@ def test_it_prints_a_link_and_how_long_it_holds(run: Run, script: Scripted) -> N
     assert done.stderr == "It works once, within 60 seconds.\n"
 
 
-def test_without_a_key_it_prints_the_address(run: Run, script: Scripted) -> None:
+@pytest.mark.parametrize("key", ["", "none"])
+def test_where_no_key_is_needed_it_prints_the_address(key: str, run: Run, script: Scripted) -> None:
     script.put("GET", "/config", {"values": []})
-    assert run("ui", "--url", script.url).stdout == f"{script.url}/ui\n"
+    done = run("ui", "--url", script.url, COMPACTION_PROXY__SERVER__ADMIN_KEY=key)
+    assert (done.stdout, done.stderr) == (f"{script.url}/ui\n", "")
 
 
 @pytest.mark.parametrize(
@@ -32,10 +34,12 @@ def test_without_a_key_it_prints_the_address(run: Run, script: Scripted) -> None
         (401, {"error": {"message": "Send the key."}}, "the admin key is refused"),
         (403, {"error": {"message": "Set server.admin_key to use this."}}, "Set server.admin_key"),
         (200, {"models": []}, "no compaction-proxy"),
+        (200, 5, "no compaction-proxy"),
+        (200, None, "no compaction-proxy"),
     ],
 )
 def test_what_would_fail_in_the_browser_is_one_line(
-    status: int, body: dict[str, object], why: str, run: Run, script: Scripted
+    status: int, body: object, why: str, run: Run, script: Scripted
 ) -> None:
     script.answers["GET", "/admin/v1/config"] = (status, body)
     done = run("ui", "--url", script.url)

@@ -90,7 +90,9 @@ def test_an_exchange_without_an_answer_says_so() -> None:
 
 
 def test_what_came_too_fast_is_counted() -> None:
-    assert format_event_line("lost", {"lost": 1_200}) == "1,200 more came too fast to be told"
+    assert format_event_line("lost", {"lost": 1_200}) == (
+        "1,200 messages left out, because too many came at once"
+    )
 
 
 @pytest.mark.parametrize("data", [b"data: [1]\n\n", b"data: nonsense\n\n", b"data:\n\n", b"id: 9\n\n"])

@@ -88,3 +88,11 @@ def test_every_cause_of_an_upstream_failure_is_explained() -> None:
         "of another version",
         "n/a",
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(0, "0 rounds"), (1, "1 round"), (1.2, "1 round"), (1.6, "2 rounds"), (1_200, "1,200 rounds")],
+)
+def test_one_is_not_many(count: float, told: str) -> None:
+    assert formatting.format_quantity(count, "round") == told

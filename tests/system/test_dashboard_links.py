@@ -202,6 +202,28 @@ def test_a_browser_without_a_session_is_told_which_command_prints_a_link(proxy: 
     assert not re.search(r"(?:src|href)=\"(?!data:|/ui\")", refused.text)  # it could load nothing else
 
 
+@pytest.mark.parametrize("key", ["", "a-configured-key"])
+def test_a_link_on_another_site_finds_the_session_whose_cookie_the_browser_holds_back(
+    key: str, tmp_path: Path, provider: Provider
+) -> None:
+    followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    with run_proxy(tmp_path, provider.url, configure(tmp_path, admin_key=key)) as proxy:
+        shown = open_session(proxy)
+        with proxy.client() as client:
+            # The page opens its own address again: that request is of the same site, and has the cookie.
+            first = client.get("/ui/settings", headers=followed)
+            assert (first.status_code, first.headers.get("refresh")) == (401, "0")
+            assert first.headers["www-authenticate"] == "Bearer"  # nobody is asked for a password meanwhile
+            again = {**followed, "sec-fetch-site": "same-origin"}
+            assert client.get("/ui/settings", headers={**again, **shown}).status_code == 200
+            # Without a session that ends there.
+            refused = client.get("/ui/settings", headers=again)
+            assert (refused.status_code, "refresh" in refused.headers) == (401, False)
+            assert refused.headers["www-authenticate"].startswith("Basic" if key else "Bearer")
+            used = client.get("/ui/sign-in?code=x", headers=followed)
+            assert (used.status_code, "refresh" in used.headers) == (401, False)
+
+
 @pytest.mark.parametrize("base_path", ["", "/own"])
 def test_every_worker_takes_the_link_and_the_session(
     base_path: str, tmp_path: Path, provider: Provider

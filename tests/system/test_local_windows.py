@@ -88,7 +88,7 @@ def test_the_window_is_shown_by_models_and_doctor_and_by_the_banner_of_the_next_
         assert (other["level"], "models.other.window" in other["fix"]) == ("note", True)
     with run_proxy(tmp_path, provider.url, config) as proxy:
         [line] = [line.split(maxsplit=1) for line in proxy.banner if line.split()[0] == "windows"]
-        assert line[1] == "qwen 9,216 tokens, as the upstream has told"
+        assert line[1] == "qwen 9,216 tokens, as the upstream has reported"
 
 
 def test_a_window_that_is_configured_is_not_asked_for(provider: Provider, tmp_path: Path) -> None:

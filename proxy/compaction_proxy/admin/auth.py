@@ -164,6 +164,14 @@ def _is_same_origin(origin: str, host: str) -> bool:
     return ours is not None and ours == parse_authority(rest, DEFAULT_PORTS[scheme])
 
 
+def is_cross_site(headers: Headers) -> bool:
+    """Returns whether a page of another site caused a request. The browser then sends no cookie of a session.
+
+    Such a request that is let in is a link that the user follows.
+    """
+    return headers.get("sec-fetch-site") == "cross-site"
+
+
 def _is_foreign_fetch(method: str, headers: Headers) -> bool:
     """Returns whether a page of another site caused the request, other than by a link that the user follows.
 
@@ -274,7 +282,8 @@ class AccessMiddleware:
         path: Path to protect. All paths below it are protected, too.
         scheme: `BEARER` accepts the key as a bearer token. `BASIC` also accepts the key as a password, and
             the cookie of a session. A response with status 401 asks for this scheme. But a browser is not
-            asked for a password if the proxy has made the key.
+            asked for a password if the proxy has made the key, or if it may have a session whose cookie it
+            has not sent (`is_cross_site`).
         build_refusal: Builds the response to a request that is refused.
     """
 
@@ -309,6 +318,7 @@ class AccessMiddleware:
             return
         answer = await self.build_refusal(scope, refused)
         if refused.status == HTTPStatus.UNAUTHORIZED:
-            scheme = BEARER if self.policy.is_generated else self.scheme
+            is_asked = not (self.policy.is_generated or is_cross_site(Headers(scope=scope)))
+            scheme = self.scheme if is_asked else BEARER
             answer.headers["www-authenticate"] = _CHALLENGES[scheme]
         await answer(scope, receive, send_protected)

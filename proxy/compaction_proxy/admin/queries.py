@@ -171,7 +171,7 @@ class ModelRow:
 
     model: str
     window: int
-    # `configured`, `learned`, `upstream` (it has told the window), `table` (the shipped table) or `default`
+    # `configured`, `learned`, `upstream` (which has reported it), `table` (the shipped table) or `default`
     window_source: str
     input_usd: float | None
     cached_usd: float | None
@@ -198,7 +198,7 @@ class ConversationQueries:
         statistics: Reads the sums of all exchanges.
         feed: Live feed, which provides the latest events and exchanges of all conversations.
         pricing: Source of prices.
-        model_limits: Knows the context windows that the upstream has told.
+        model_limits: Knows the context windows that the upstream has reported.
         config: Configuration.
         origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
         get_secret: Returns the secret key from which the ids of conversations are derived.
@@ -447,7 +447,7 @@ def build_model_row(
         price: Prices of the model; None if they are unknown.
         last_window: Context window, in tokens, that the proxy used for the last request to the model; None if
             unknown.
-        told_window: Context window, in tokens, that the upstream has told; None if it has told none.
+        told_window: Context window, in tokens, that the upstream has reported; None if it has reported none.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     supposed = window = shipped or FALLBACK_WINDOW

@@ -1,9 +1,9 @@
 """Signs the links and the sessions with which a browser gets access to the admin pages.
 
-A browser gets a link with a code instead of the admin key, because links stay in histories and on screens.
-For the code, it gets a cookie with the id of a session. Code and id are random, have a time at which they
-expire, and are signed with the admin key. So every worker and every replica can check them, and nothing of
-them is stored, except that a code has been used. A new admin key ends all sessions.
+A link contains a code instead of the admin key, because links stay in histories and on screens. In exchange
+for the code, a browser gets a cookie with the id of a session. Code and id are random, contain the time at
+which they expire, and are signed with the admin key. So every worker and every replica can check them. The
+proxy stores only that a code has been used. A new admin key ends all sessions.
 """
 
 import hmac
@@ -45,12 +45,17 @@ def create_token(key: str, purpose: Purpose, ttl_s: float) -> str:
 
 
 def is_valid_token(key: str, purpose: Purpose, token: str) -> bool:
-    """Returns whether a token was created with the admin key `key` for this purpose, and has not expired."""
+    """Returns whether a token was created with the admin key `key` for this purpose, and has not expired.
+
+    A link is not valid either if it expires later than `LINK_TTL_S` seconds from now, because the mark that
+    it was used (`use_code`) would end before the link does. The clock of the machine that made it is ahead.
+    """
     text, _, signature = token.rpartition(".")
     expected = _sign_text(key, purpose, text).encode()
     if not hmac.compare_digest(signature.encode("utf-8", "surrogatepass"), expected):
         return False
-    return time.time() < int(text.partition(".")[0], 16)
+    rest_s = int(text.partition(".")[0], 16) - time.time()
+    return rest_s > 0 and (purpose == "session" or rest_s <= LINK_TTL_S)
 
 
 def build_link(dashboard_url: str, key: str) -> str:

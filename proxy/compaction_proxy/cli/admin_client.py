@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from compaction_proxy.core.errors import ConfigError, ProxyError
+from compaction_proxy.support.formatting import escape_unprintable
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
@@ -81,7 +82,7 @@ class AdminClient:
                 has more than `MAX_ANSWER_BYTES` bytes.
         """
         parameters = {name: value for name, value in query.items() if value is not None}
-        return self.send("GET", f"{path}{'?' if parameters else ''}{urlencode(parameters)}")
+        return self.send("GET", f"{path}{'?' if parameters else ''}{urlencode(parameters, errors='replace')}")
 
     def send(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:  # noqa: ANN401 - JSON
         """Sends a request for a path below `/admin/v1` and returns the decoded JSON response.
@@ -137,14 +138,14 @@ class AdminClient:
         conversations that were used last.
 
         Raises:
-            AdminRefusedError: If there is no such conversation, if there are several, or if the response has
-                an error status or is not JSON.
+            AdminRefusedError: If `session` is empty, if there is no such conversation, if there are several,
+                or if the response has an error status or is not JSON.
             AdminUnreachableError: If the proxy does not respond.
         """
-        from compaction_proxy.cli.console import escape_unprintable
-
         if _FULL_ID.fullmatch(session):
             return session
+        if not session.removeprefix("c_"):  # every id begins with that
+            raise AdminRefusedError("ID: is empty, so it names no conversation")
         recent = self._list_ids()
         matches = {each for each in recent if each.startswith((session, f"c_{session}"))}
         if not session.startswith("c_"):
@@ -160,7 +161,7 @@ class AdminClient:
         from compaction_proxy.cli.console import read_rows
 
         rows = read_rows(self.get("/conversations", limit=_MAX_LISTED, **query), "conversations")
-        return {str(row.get("id", "")) for row in rows}
+        return {each for row in rows if _FULL_ID.fullmatch(each := str(row.get("id")))}
 
     @property
     def display_url(self) -> str:
@@ -238,8 +239,6 @@ class AdminClient:
         If the response has the proxy's error format, the error's message quotes the message in the response.
         Otherwise, it says that the server is not a compaction-proxy.
         """
-        from compaction_proxy.cli.console import escape_unprintable
-
         reason = parse_error_message(data)
         if reason is None:
             return AdminRefusedError(
@@ -284,7 +283,7 @@ def check_ready(client: AdminClient) -> tuple[bool, str]:
         return False, str(error)
     if not is_ready:
         return False, f"{client.display_url}: answered {answer.status}"
-    problems = " ".join(state.problems) if state else ""
+    problems = escape_unprintable(" ".join(state.problems)) if state else ""
     return True, f"{client.display_url}: ready{f', but degraded: {problems}' if problems else ''}"
 
 
@@ -369,8 +368,6 @@ def parse_base_url(url: str) -> str:
         ConfigError: If `url` does not begin with `http://` or `https://` and a host, or if it contains
             unprintable characters.
     """
-    from compaction_proxy.cli.console import escape_unprintable
-
     try:
         parts = urlsplit(url)
         is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0

@@ -1,11 +1,11 @@
 """Makes and finds the admin key of a proxy on a loopback address for which none is configured.
 
-That a request comes from this machine does not say who sends it: a reverse proxy, a tunnel and `kubectl
-port-forward` send the requests of others from here, and so do the other users of this machine. Therefore the
-proxy makes a key when it starts for the first time, and keeps it in a file beside the store, which only its
-user can read. Commands of the same user read the key from there.
+A request from this machine is not always one of its user: a reverse proxy, a tunnel and `kubectl
+port-forward` send requests of others from this machine, and other users of the machine can send requests,
+too. Therefore the proxy makes a key when it starts for the first time, and keeps it in a file beside the
+store, which only its user can read. Commands of the same user read the key from this file.
 
-A shared store has no place beside it that all replicas can read, so the proxy then makes no key.
+Beside a shared store, there is no place that all replicas can read, so the proxy makes no key.
 """
 
 import os
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
+from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.config.validation import find_default_store_path, is_bound_to_loopback
 from compaction_proxy.core.errors import ProxyError
 from compaction_proxy.storage.factory import (
@@ -42,30 +43,49 @@ def find_key_path(config: Config, environ: Mapping[str, str]) -> Path:
         raise AdminKeyError("no key is made beside a store that replicas share")
     path = get_store_path(url) or find_default_store_path(environ)
     if path is None:
-        raise AdminKeyError("there is no data folder of the user's to keep a key in")
+        raise AdminKeyError("the user has no data folder in which a key can be kept")
     return path.with_name(f"{path.name}.admin_key")
 
 
-def add_admin_key(loaded: LoadedConfig, environ: Mapping[str, str] = os.environ) -> LoadedConfig:
+def add_admin_key(
+    loaded: LoadedConfig, environ: Mapping[str, str] = os.environ, *, running: ServerSection | None = None
+) -> LoadedConfig:
     """Returns the configuration with the admin key of this installation. Makes the key if there is none.
 
     Returns the configuration unchanged if a key is configured, or if the proxy does not listen on a loopback
     address. If no key can be made, the result says why (`admin_key_problem`).
+
+    Args:
+        loaded: The configuration.
+        environ: The environment variables.
+        running: The settings with which the proxy runs, if it reads its configuration again. It goes on to
+            listen on their address, whatever `loaded` names.
     """
     server = loaded.config.server
-    if server.admin_key.get_secret_value() or not is_bound_to_loopback(server):
+    if server.admin_key.get_secret_value() or not is_bound_to_loopback(running or server):
         return loaded
     try:
         path = find_key_path(loaded.config, environ)
-        if not path.exists():
-            create_secret_file(path)
-        key = read_secret_file(path, must_be_private=True)
+        key = load_key(path)
     except AdminKeyError as error:
         return replace(loaded, admin_key_problem=str(error))
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        return replace(loaded, admin_key_problem=f"no key can be kept beside the store: {reason}")
-    return loaded.set_admin_key(key.hex(), path)
+    return loaded.set_admin_key(key, path)
+
+
+def load_key(path: Path) -> str:
+    """Returns the admin key in a file. Makes the key if the file does not exist.
+
+    Raises:
+        AdminKeyError: If no key can be made, or if the file holds none that the proxy may take.
+    """
+    try:
+        if not path.exists():
+            create_secret_file(path)
+        return read_secret_file(path, must_be_private=True).hex()
+    except OSError as error:
+        raise AdminKeyError(f"no key can be kept beside the store: {error.strerror or error}") from error
+    except ValueError as error:
+        raise AdminKeyError(f"the key's file beside the store cannot be used: {error}") from error
 
 
 def read_admin_key(config: Config, environ: Mapping[str, str] = os.environ) -> str:

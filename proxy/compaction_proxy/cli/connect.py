@@ -32,7 +32,6 @@ from compaction_proxy.cli.console import (
     Column,
     ConfigOption,
     JsonOption,
-    escape_unprintable,
     exit_with_error,
     format_table,
     get_terminal_width,
@@ -40,6 +39,7 @@ from compaction_proxy.cli.console import (
     print_lines,
 )
 from compaction_proxy.core.errors import ConfigError, ProxyError
+from compaction_proxy.support.formatting import escape_unprintable
 
 # `connect` writes a limit of output tokens into the settings of clients. The limit, in tokens, is
 # `MAX_OUTPUT_TOKENS` or the share `OUTPUT_SHARE` of the model's context window, whichever is smaller.

@@ -15,12 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TextIO, TypeGuard
 
 import typer
 from typer.core import TyperGroup
 
 from compaction_proxy.core.errors import ConfigError, ProxyError
+from compaction_proxy.support import formatting
+from compaction_proxy.support.formatting import escape_unprintable
 
 if TYPE_CHECKING:
     from compaction_proxy.config.loader import ConfigOverride, LoadedConfig
@@ -56,7 +58,7 @@ SessionArgument = Annotated[
 UNKNOWN = "n/a"
 # Numbers of colours and of a style, as terminals know them.
 RED, YELLOW, DIM = 31, 33, 2
-# Words that have a colour wherever a cell of a table begins with them.
+# The colours of words at the beginning of a cell.
 _STYLES = {
     **dict.fromkeys(("applied", "ok", "reused"), "green"),
     **dict.fromkeys(("bypassed", "note", "scheduled", "shadow", "warning"), "yellow"),
@@ -65,24 +67,37 @@ _STYLES = {
 }
 _GAP = "  "
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
-# Cells that a narrow table has for a text at least, unless the text is shorter.
+# The least width, in cells, of a text in a narrow table, unless the text is shorter.
 MIN_TEXT_CELLS = 20
 # Seconds after which a command shows that it is busy, and seconds between two updates of this display.
 PROGRESS_DELAY_S, PROGRESS_INTERVAL_S = 1.0, 0.1
 
 
+# The exception for bad usage. Versions of typer have it in different modules.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+
+
 class CommandGroup(TyperGroup):
     """A command group that turns the exceptions of its commands into exit codes."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - those of typer
+        """Parses the arguments of the group. Ends the program with an error if they are not valid."""
+        try:
+            return super().make_context(*args, **kwargs)
+        except _UsageError as error:
+            _exit_with_usage_error(error)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's context and the command's result
         """Runs a command. Ends the program with an exit code if the command raises an expected exception.
 
-        The exit code is 2 for `ConfigError`, 1 for any other `ProxyError`, and 130 for Ctrl-C. If the program
-        that reads the output closes the pipe early, as `head` does, the exit code is 0.
+        The exit code is 2 for `ConfigError` and for bad usage, 1 for any other `ProxyError`, and 130 for
+        Ctrl-C. If the program that reads the output closes the pipe early, as `head` does, it is 0.
         """
         try:
             answer = super().invoke(ctx)
             sys.stdout.flush()
+        except _UsageError as error:
+            _exit_with_usage_error(error)
         except ConfigError as error:
             exit_with_error(error, BAD_CONFIG)
         except ProxyError as error:
@@ -119,6 +134,17 @@ def exit_with_error(error: ProxyError | str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _exit_with_usage_error(error: Any) -> NoReturn:  # noqa: ANN401 - see `_UsageError`
+    """Prints in one line what is wrong with the arguments of a command, and ends the command.
+
+    Raises `error` itself if a command without arguments only has to show its help.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        raise error
+    text = escape_unprintable(error.format_message().rstrip("."))
+    exit_with_error(f"{text}; see `{error.ctx.command_path} --help`" if error.ctx else text, BAD_CONFIG)
+
+
 def load_config_and_print_warnings(
     path: Path | None, options: "Iterable[ConfigOverride]" = ()
 ) -> "LoadedConfig":
@@ -136,14 +162,14 @@ def load_config_and_print_warnings(
 
 
 def confirm_loss(question: str, *, yes: bool) -> None:
-    """Asks whether data may be deleted. Ends the command with an error unless the answer is yes.
+    """Asks whether the command may delete data. Ends the command with an error unless the answer is yes.
 
-    Does not ask if `yes` is true. If stdin is not a terminal, so that nobody can answer, the answer is no.
+    Does not ask if `yes` is true. If stdin is not a terminal, nobody can answer, so the answer is no.
     """
     if yes:
         return
     if not sys.stdin.isatty():
-        exit_with_error("nothing deleted: give --yes where no terminal is there to ask", FAILED)
+        exit_with_error("nothing deleted: without a terminal, give --yes", FAILED)
     if not typer.confirm(question, err=True):
         exit_with_error("nothing deleted", FAILED)
 
@@ -206,11 +232,20 @@ def parse_header(text: str) -> tuple[str, str]:
     `text` is the header, or the path of a file that contains the header.
 
     Raises:
-        ProxyError: If the header has no colon.
+        ProxyError: If the file cannot be read, or if the header has no name or no colon.
     """
-    header = Path(text).read_text("utf-8") if Path(text).is_file() else text
+    try:
+        is_file = Path(text).is_file()
+    except OSError:  # a header may be longer than a path can be
+        is_file = False
+    try:
+        header = Path(text).read_text("utf-8") if is_file else text
+    except OSError as error:
+        raise ProxyError(f"{text}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ProxyError(f"{text}: is not UTF-8") from None
     name, colon, value = header.strip().partition(":")
-    if not colon:
+    if not colon or not name.strip():
         raise ProxyError(HEADER_FORMAT)
     return name.strip().lower(), value.strip()
 
@@ -227,19 +262,6 @@ class Column(NamedTuple):
     title: str
     is_right_aligned: bool = False
     is_optional: bool = False
-
-
-def escape_unprintable(text: object) -> str:
-    """Returns a text as a single line, in which every unprintable character is escaped.
-
-    Unprintable characters are, for example, line endings, other control characters (which can control a
-    terminal), characters that change the writing direction, and unpaired surrogates. A server may send any of
-    these.
-    """
-    line = str(text)
-    if line.isprintable():
-        return line
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
 
 
 def is_colored(stream: TextIO) -> bool:
@@ -327,13 +349,9 @@ def _choose_style(text: str) -> str:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Prints lines. Escapes characters that the encoding of stdout cannot represent.
-
-    The lines must not contain control characters.
-    """
-    encoding = sys.stdout.encoding or "ascii"
+    """Prints lines. The lines must not contain control characters."""
     for line in lines:
-        print(line.encode(encoding, "backslashreplace").decode(encoding))
+        print(line)
 
 
 def print_json(value: object) -> None:
@@ -347,8 +365,8 @@ def format_count(value: object) -> str:
 
 
 def format_quantity(value: object, noun: str) -> str:
-    """Formats a count with its noun, such as `1 record`, `12,345 records` or `n/a records`."""
-    return f"{format_count(value)} {noun}{'' if value == 1 else 's'}"
+    """Formats a count with its noun, such as `1 record`; `n/a records` if the count is not a number."""
+    return formatting.format_quantity(value if _is_number(value) else None, noun)
 
 
 def format_dollars(value: object) -> str:
@@ -410,7 +428,7 @@ def get_text(row: Mapping[str, object], name: str) -> str:
     return "-" if value in (None, "") else str(value)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

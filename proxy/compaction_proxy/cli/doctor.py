@@ -25,13 +25,14 @@ from compaction_proxy.cli.admin_client import (
     create_local_client,
     fetch_state,
 )
-from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, read_admin_key
+from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, load_key, read_admin_key
 from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
     Column,
-    escape_unprintable,
+    format_quantity,
     format_table,
+    get_terminal_width,
     print_json,
     print_lines,
     read_rows,
@@ -70,7 +71,7 @@ from compaction_proxy.runtime import (
 from compaction_proxy.storage.factory import get_secret_path, get_store_path, is_shared_store
 from compaction_proxy.storage.store import Record, Store
 from compaction_proxy.storage.store_failure import StoreFailure
-from compaction_proxy.support.formatting import describe_reason
+from compaction_proxy.support.formatting import describe_reason, escape_unprintable
 from compaction_proxy.wires.registry import WIRES
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
@@ -135,7 +136,7 @@ def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_jso
     if as_json:
         print_json({"findings": [each._asdict() for each in findings]})
     else:
-        print_lines(format_findings(findings))
+        print_lines(format_findings(findings, get_terminal_width()))
     return code
 
 
@@ -153,17 +154,17 @@ async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Findin
     ]
 
 
-def format_findings(findings: Iterable[Finding]) -> list[str]:
-    """Formats a table with a line for each finding.
+def format_findings(findings: Iterable[Finding], max_cells: int | None) -> list[str]:
+    """Formats a table with a row for each finding.
 
-    Does not cut lines to the width of the terminal, because the fix is at the end of the line.
+    `max_cells` is the largest width of the table, in terminal cells; see `format_table`.
     """
     columns = (Column("result"), Column("topic"), Column("finding"))
     rows = [
         (each.level, each.topic, f"{each.what}; fix: {each.fix}" if each.fix else each.what)
         for each in findings
     ]
-    return format_table(columns, rows, None)
+    return format_table(columns, rows, max_cells)
 
 
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -188,7 +189,7 @@ def check_address(server: ServerSection) -> Finding:
         if not state.problems:
             return Finding(OK, "address", what)
         what += f", and says that it is degraded: {' '.join(state.problems)}"
-        return Finding(WARNING, "address", what, "see what its banner or its dashboard says")
+        return Finding(WARNING, "address", what, "read the fixes in its banner or on its dashboard")
     try:
         bound = open_listener(server)
     except ConfigError as error:
@@ -231,8 +232,8 @@ def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
     key, name = config.server.admin_key.get_secret_value(), "admin key"
     fix = f"set server.admin_key, such as from `{STRONG_KEY}`"
     if key == NO_ADMIN_KEY:
-        what = "off: tunnels to this machine and its other users have the admin API, too"
-        return Finding(WARNING, name, what, "remove server.admin_key: none, and a key is made")
+        what = "off, so tunnels to this machine and its other users can use the admin API, too"
+        return Finding(WARNING, name, what, "remove server.admin_key: none, so that the proxy makes a key")
     if key and (len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS):
         return Finding(WARNING, name, "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`")
     if key:
@@ -241,9 +242,12 @@ def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
         return Finding(WARNING, name, "none, so that the admin API is closed at this address", fix)
     try:
         path = find_key_path(config, environ)
+        is_made = os.path.lexists(path)
+        if is_made:
+            load_key(path)
     except AdminKeyError as error:
         return Finding(WARNING, name, f"none, so that the admin API is closed: {error}", fix)
-    return Finding(OK, name, f"{'in' if path.exists() else 'made at the first start, in'} {path}")
+    return Finding(OK, name, f"{'in' if is_made else 'made at the first start, in'} {path}")
 
 
 def check_open_files() -> Finding:
@@ -562,7 +566,9 @@ def _check_model_list(provider: _Provider, listed: ModelList) -> Finding:
         return Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
     if listed.names:
         took_ms = listed.response.elapsed.total_seconds() * 1000
-        return Finding(OK, "upstream", f"{base_url}: {len(listed.names):,} models in {took_ms:.0f} ms")
+        return Finding(
+            OK, "upstream", f"{base_url}: {format_quantity(len(listed.names), 'model')} in {took_ms:.0f} ms"
+        )
     if status >= 500:
         return Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
     what = f"{base_url}: answers {status}, with no list of models"

@@ -5,7 +5,12 @@ import asyncio
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import ProxyError, StoreUnavailableError
 from compaction_proxy.gateway.headers import Headers
-from compaction_proxy.gateway.identity import derive_tenant, find_conversation_id, format_origin
+from compaction_proxy.gateway.identity import (
+    derive_tenant,
+    find_conversation_id,
+    format_origin,
+    list_tenant_fields,
+)
 from compaction_proxy.runtime import TenantSecret, open_configured_store
 from compaction_proxy.storage.envelope import unpack
 from compaction_proxy.storage.keys import conversation_tenant_key, roots_key, scope_prefix, tenant_prefix
@@ -25,9 +30,14 @@ async def forget_client(config: Config, credential: Headers, session: Headers | 
         session: The header field with the id of the session. None deletes all data of the client's tenant.
 
     Raises:
-        ProxyError: If the store cannot be used, if the configuration key `session.headers` does not list the
-            session header, or if the header's value is not a session id.
+        ProxyError: If the credential identifies no client, if the store cannot be used, if the configuration
+            key `session.headers` does not list the session header, or if the header's value is not a session
+            id.
     """
+    mode = config.session.tenant
+    is_identifying = any(name in list_tenant_fields(mode) and value.strip() for name, value in credential)
+    if mode != "none" and not is_identifying:  # it would stand for all clients without a credential
+        raise ProxyError(f"--credential: this header identifies no client, because session.tenant is {mode}")
     url = config.store.url or "memory://"
     store = open_configured_store(config, url)
     secret = TenantSecret(config, url, store)

@@ -153,7 +153,8 @@ def serve(
         logs.configure_service_logging(loaded.config.observability)
 
         def reread() -> LoadedConfig:
-            return add_admin_key(load_config(config, os.environ, options))
+            reloaded = load_config(config, os.environ, options)
+            return add_admin_key(reloaded, running=loaded.config.server)
 
         if loaded.config.server.workers > 1:
             gc.enable()
@@ -214,7 +215,8 @@ def forget(
 
 def _encode_header(text: str) -> list[tuple[bytes, bytes]]:
     name, value = parse_header(text)
-    return [(name.encode(), value.encode())]
+    # A value that is not UTF-8 comes from the command line with surrogates in place of its bytes.
+    return [(name.encode("utf-8", "surrogateescape"), value.encode("utf-8", "surrogateescape"))]
 
 
 @app.command()

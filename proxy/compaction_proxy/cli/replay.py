@@ -12,7 +12,6 @@ from compaction_proxy.cli.console import (
     Column,
     ConfigOption,
     JsonOption,
-    escape_unprintable,
     exit_with_error,
     format_dollars,
     format_percent,
@@ -24,6 +23,7 @@ from compaction_proxy.cli.console import (
     print_lines,
     show_progress,
 )
+from compaction_proxy.support.formatting import escape_unprintable
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config

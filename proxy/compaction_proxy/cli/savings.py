@@ -13,7 +13,6 @@ from compaction_proxy.cli.console import (
     JsonOption,
     KeyOption,
     UrlOption,
-    escape_unprintable,
     exit_with_error,
     format_count,
     format_dollars,
@@ -27,7 +26,7 @@ from compaction_proxy.cli.console import (
     read_rows,
 )
 from compaction_proxy.core.event import parse_number
-from compaction_proxy.support.formatting import format_iso_time
+from compaction_proxy.support.formatting import escape_unprintable, format_iso_time
 
 SavingsFields = Mapping[str, Any]
 GROUPS = ("model", "day", "hour", "key", "total")
@@ -96,9 +95,9 @@ def format_overview(
     for name, of, where, unknown in _LEFT_OUT:
         if total.get(name):
             counts = f"{format_count(total[name])} of {_format_total(total, of)}"
-            yield f"{where}: {counts}, of which no {unknown} is known"
+            yield f"{where}: {counts}, because no {unknown} is known"
     if total.get("last_at"):  # no earlier version has stored it
-        yield f"up to {_format_last_time(total)}, when the latest request came that is counted"
+        yield f"up to {_format_last_time(total)}, the time of the latest counted request"
 
 
 def _format_last_time(total: SavingsFields) -> str:
@@ -157,7 +156,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
     unpriced = "the provider has not reported what it counted"
     if total.get("prompt_tokens"):
-        unpriced = "no price is known for the models that were asked"
+        unpriced = "no price is known for the models that were used"
     until = f", up to {_format_last_time(total)}" if total.get("last_at") else ""
     return [
         f"compaction-proxy, since {escape_unprintable(since)}{until}",

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compaction_proxy.admin.sessions import LINK_TTL_S, build_link
-from compaction_proxy.cli.console import escape_unprintable
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, compare_configs, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig
@@ -30,6 +29,7 @@ from compaction_proxy.core.trigger import compute_min_trigger
 from compaction_proxy.gateway import server as serving
 from compaction_proxy.gateway.paths import DASHBOARD_PATH
 from compaction_proxy.support import log_events
+from compaction_proxy.support.formatting import escape_unprintable
 from compaction_proxy.telemetry import logs
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
 def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
     """Yields the lines that the proxy prints when it starts. They show the main settings.
 
-    `notes` are further lines: the label and the text of each.
+    `notes` are further lines: the label and the text of each. Unprintable characters in texts are escaped.
     """
     config, compaction = loaded.config, loaded.config.compaction
     yield f"compaction-proxy listens on {url}"

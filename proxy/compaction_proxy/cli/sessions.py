@@ -26,7 +26,6 @@ from compaction_proxy.cli.console import (
     YesOption,
     confirm_loss,
     create_group,
-    escape_unprintable,
     exit_with_error,
     format_age,
     format_count,
@@ -46,6 +45,7 @@ from compaction_proxy.support.formatting import (
     describe_failed_requests,
     describe_status,
     encode_path_segment,
+    escape_unprintable,
     format_milliseconds,
 )
 
@@ -53,7 +53,7 @@ sessions_app = create_group("Look at the conversations of a running proxy, and s
 ORDERS = ("last", "tokens", "net", "requests")
 MAX_LISTED = 1_000
 LimitOption = Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")]
-OffsetOption = Annotated[int, typer.Option(min=0, max=MAX_LISTED, help="How many to leave out first.")]
+OffsetOption = Annotated[int, typer.Option(min=0, help="How many to leave out first.")]
 JsonRow = Mapping[str, Any]
 
 _CONVERSATION_COLUMNS = (
@@ -539,7 +539,10 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
 
 
 def _describe_unpriced(totals: JsonRow) -> dict[str, str]:
-    """Returns a line, by its title, on the requests that are in no amount; an empty result if all are."""
+    """Returns the title and the text of a line about requests that no amount covers.
+
+    Returns nothing if the amounts cover all requests, or none.
+    """
     requests, priced = totals.get("requests"), totals.get("priced")
     if not (isinstance(requests, int) and isinstance(priced, int) and 0 < priced < requests):
         return {}

@@ -2,30 +2,28 @@
 
 import sys
 
-from compaction_proxy.cli.admin_client import AdminClient, create_admin_client
+from compaction_proxy.cli.admin_client import create_admin_client
 from compaction_proxy.cli.console import ConfigOption, KeyOption, UrlOption
 from compaction_proxy.core.errors import ProxyError
 
 
 def ui(url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None) -> None:
     """Print a link that opens the dashboard in a browser, once and within 60 seconds."""
-    from compaction_proxy.admin.sessions import LINK_TTL_S
+    from compaction_proxy.admin.sessions import LINK_TTL_S, build_link
+    from compaction_proxy.config.sections import NO_ADMIN_KEY
+    from compaction_proxy.gateway.paths import DASHBOARD_PATH
 
     client = create_admin_client(url, key_file, config)
     if client.unix_socket is not None:
-        raise ProxyError(f"{client.display_url}: browsers cannot reach a Unix socket")
-    # Trouble is reported here, and not in the browser: the proxy is away, or the key is wrong. If the path of
-    # the URL is wrong, a provider answers.
-    if "values" not in client.get("/config"):
+        raise ProxyError(f"{client.display_url}: browsers cannot connect to a Unix socket")
+    # This request reports a proxy that does not run and a wrong key, so that the browser does not have to. If
+    # the path of the URL is wrong, a provider may answer it.
+    configuration = client.get("/config")
+    if not isinstance(configuration, dict) or "values" not in configuration:
         raise ProxyError(f"{client.display_url}: what answers there is no compaction-proxy")
-    print(_build_dashboard_url(client))
+    url, key = client.url + DASHBOARD_PATH, client.headers.get("authorization", "").removeprefix("Bearer ")
+    if key in {"", NO_ADMIN_KEY}:
+        print(url)  # the proxy has just answered without a key
+        return
+    print(build_link(url, key))
     print(f"It works once, within {LINK_TTL_S} seconds.", file=sys.stderr)
-
-
-def _build_dashboard_url(client: AdminClient) -> str:
-    """Returns a link to the dashboard, or its plain URL if the client has no admin key and needs none."""
-    from compaction_proxy.admin.sessions import build_link
-    from compaction_proxy.gateway.paths import DASHBOARD_PATH
-
-    key = client.headers.get("authorization", "").removeprefix("Bearer ")
-    return build_link(client.url + DASHBOARD_PATH, key) if key else client.url + DASHBOARD_PATH

@@ -15,14 +15,14 @@ from compaction_proxy.cli.console import (
     KeyOption,
     UrlOption,
     color_text,
-    escape_unprintable,
     format_count,
+    format_quantity,
     format_time,
     get_text,
     print_lines,
 )
 from compaction_proxy.core.event import FAILURE_KINDS, SMALL
-from compaction_proxy.support.formatting import describe_status, describe_upstream_cause
+from compaction_proxy.support.formatting import describe_status, describe_upstream_cause, escape_unprintable
 
 # Seconds without data after which the connection counts as broken. A running proxy sends at least one line
 # every 15 seconds.
@@ -152,7 +152,7 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     `upstream`, the line says which upstream has failed, why, and how often.
     """
     if kind == "lost":
-        return f"{format_count(fields.get('lost'))} more came too fast to be told"
+        return f"{format_quantity(fields.get('lost'), 'message')} left out, because too many came at once"
     if kind == "upstream":
         return _format_upstream_line(fields)
     what = get_text(fields, "kind") if kind == "compaction" else _describe_exchange(fields)

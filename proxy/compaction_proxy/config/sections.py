@@ -273,7 +273,7 @@ class ServerSection(BaseModel):
     base_path: BasePath = ""
     """Prefix of our own paths (health, metrics, admin); empty: none."""
     admin_key: Key = SecretStr("")
-    """Bearer key of the admin API and UI; empty: on loopback one is made; `none`: none, on loopback only."""
+    """Bearer key of the admin API and UI; empty: the proxy makes one on loopback; `none`: open there."""
     secret: SecretStr = SecretStr("")
     """Key of the digests that separate tenants; empty: made once and kept beside the store."""
     previous_secrets: tuple[Key, ...] = ()

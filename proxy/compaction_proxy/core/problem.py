@@ -1,10 +1,10 @@
-"""Defines a problem: something that keeps the proxy from its full work, although it answers requests."""
+"""Defines a problem: a fault because of which the proxy works only in part, although it answers requests."""
 
 from typing import NamedTuple
 
 
 class Problem(NamedTuple):
-    """Something that degrades the proxy.
+    """A fault that degrades the proxy.
 
     Attributes:
         what: A sentence that says what is wrong. It contains no address and no name of a model, because

@@ -121,7 +121,7 @@ class AfterResponseHandler:
         exchange_log: Records the figures of each request when it ends.
         incidents: Reports incidents, such as a request whose compaction failed.
         registry: Records when each conversation was last used.
-        window_finder: Has the upstream asked for unknown context windows.
+        window_finder: Asks the upstream for unknown context windows.
     """
 
     def __init__(

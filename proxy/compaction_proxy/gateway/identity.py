@@ -57,7 +57,7 @@ def format_origin(url: str) -> str:
     return str(origin)
 
 
-def _list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:
+def list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:
     """Returns the lower-case names of the header fields that identify the tenant (`session.tenant`).
 
     For the mode `none`, the only name is empty, so no header field has it.
@@ -87,7 +87,7 @@ def derive_tenant(
             tenant, no matter in which header field the client sends it.
     """
     kind = tenant_mode.partition(":")[0]
-    tenant_fields = _list_tenant_fields(tenant_mode)
+    tenant_fields = list_tenant_fields(tenant_mode)
     # The fields are sorted, because the order of fields with different names has no meaning (RFC 9110 §5.3).
     identifying = sorted(
         (key.lower(), value) for key, value in headers if key.lower() in tenant_fields and value.strip()
@@ -308,7 +308,7 @@ class IdentityResolver:
         self._origin = origin
         self._get_secret = get_secret
         names = [name.lower().encode() for name in (*config.session.headers, _LANE)]
-        self._identifying_fields = _list_tenant_fields(config.session.tenant).union(names)
+        self._identifying_fields = list_tenant_fields(config.session.tenant).union(names)
         self._side_requests = SideRequestDetector()
         self._cached_identity = lru_cache(maxsize=_MAX_CACHED_CLIENTS)(self._compute_identity)
 

@@ -61,8 +61,8 @@ _log = structlog.get_logger()
 class SummaryModelMonitor:
     """Knows which configured summary models cannot be used, and why.
 
-    Only models that the configuration names are watched. A cheap model that the proxy chooses itself is none
-    of them, because the request's own model takes its place. The monitor asks a provider for its list of
+    Watches only models that the configuration names. It does not watch a cheap model that the proxy chooses
+    itself, because the request's own model can take its place. The monitor asks a provider for its list of
     models at the start and after each change of the configuration. It also learns from summary calls. While a
     model cannot be used, the monitor asks its provider again from time to time.
 

@@ -1,4 +1,4 @@
-"""Has the upstream asked for the context windows of models, after the responses to their requests."""
+"""Asks the upstream for the context windows of models, after the responses to their requests."""
 
 import time
 from collections.abc import Callable

@@ -655,7 +655,7 @@ class ModelLimits:
         )
 
     async def list_discovered_windows(self, origin: str, *, for_s: float = 0.0) -> dict[str, int]:
-        """Returns the context windows that an upstream has told in the last day, in tokens, by model.
+        """Returns the context windows that an upstream has reported in the last day, in tokens, by model.
 
         Contains what any process has learned that shares the store. It is empty if the store cannot be read.
         Leaves out those that expire within `for_s` seconds.

@@ -284,7 +284,7 @@ def model_limits_key(tenant: str, origin: str, model: str) -> str:
 
 
 def discovered_windows_key(origin: str) -> str:
-    """Returns the key of the list of context windows that an upstream has told, for people to see.
+    """Returns the key of the list of context windows that an upstream has reported, for people to see.
 
     The list depends on no tenant. `origin` is the scheme, host and port of the upstream.
     """

@@ -118,6 +118,19 @@ EVENT_KIND_TEXTS = {
 }
 
 
+def escape_unprintable(text: object) -> str:
+    """Returns a text as a single line, in which every unprintable character is escaped.
+
+    Unprintable characters are, for example, line endings, other control characters (which can control a
+    terminal), characters that change the writing direction, and unpaired surrogates. A server may send any of
+    these.
+    """
+    line = str(text)
+    if line.isprintable():
+        return line
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+
+
 def encode_path_segment(value: object) -> str:
     """Encodes a value as one path segment of a URL. Also escapes `/`."""
     return quote(str(value).encode("utf-8", "replace"), safe="")
@@ -149,6 +162,12 @@ def format_price_per_million(value: float | None) -> str:
 def format_count(value: float | None) -> str:
     """Rounds a number to a whole number, and formats it with thousands separators. None becomes `n/a`."""
     return UNKNOWN if value is None else f"{value:,.0f}".replace("-", MINUS)
+
+
+def format_quantity(value: float | None, noun: str) -> str:
+    """Formats a count with its noun, such as `1 record`, `12,345 records` or `n/a records`."""
+    count = format_count(value)
+    return f"{count} {noun}{'' if count == '1' else 's'}"
 
 
 def format_short_number(value: float | None) -> str:

@@ -49,6 +49,19 @@ def test_pages_follow_one_another(limit: int, offset: int, page: list[int], foll
     assert cut_page([*range(5)], limit, offset) == (page, following)
 
 
+async def test_every_page_that_an_answer_names_can_be_asked_for() -> None:
+    here, asked = client()
+    for number in range(3 * 500):
+        here.feed.on_event("t", Event(COMPACTED, float(number), "c_1"))
+        if number % 500 == 499:
+            await here.feed.flush()
+    async with asked:
+        first = (await asked.get(f"{API_PATH}/events?limit=1000&offset=100")).json()
+        last = await asked.get(f"{API_PATH}/events?limit=1000&offset={first['next']}")
+    assert (first["next"], last.status_code) == (1_100, 200)
+    assert (len(last.json()["events"]), last.json()["next"]) == (400, None)
+
+
 async def test_what_the_guide_asks_of_all_conversations_is_answered() -> None:
     here, asked = client()
     section = GUIDE.partition("## All of them")[2].partition("\n## ")[0]

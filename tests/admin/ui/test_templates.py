@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from compaction_proxy.admin.ui.templates import _create_environment
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.config.config import Config
@@ -84,3 +85,10 @@ async def test_what_was_compacted_is_shown_from_the_list_to_the_three_panes() ->
         answer = await client.post(f"{one}/delete", headers=ADMIN, follow_redirects=True)
         assert "Everything that was stored of the conversation is deleted." in answer.text
         assert (await client.get(one, headers=ADMIN)).status_code == 404
+
+
+def test_one_request_is_not_many() -> None:
+    parts: Any = _create_environment().get_template("parts.html").make_module({})
+    shown = [parts.coverage(1, total, "request", "the price is not known") for total in (1, 2)]
+    assert ["of 1 request;" in shown[0], "of 2 requests;" in shown[1]] == [True, True]
+    assert parts.coverage(0, 1, "request", "the price is not known").strip() == ""

@@ -94,6 +94,18 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
     )
 
 
+async def test_one_is_not_many() -> None:
+    event = Event(COMPACTED, NOW, "c_1", strategy="prune", round=1, messages=1)
+    overview = ConversationOverview(Totals(requests=1), (event,), frozenset(), Directives())
+    told = await describe(
+        conversations(Known([RegisteredConversation("c_1", "t", NOW)], {"c_1": overview})), "t", "c_1"
+    )
+    assert told == (
+        "Conversation c_1: 1 request.\nRounds of compaction: 1.\n"
+        "The last one: round 1 by prune, just now, 1 message removed."
+    )
+
+
 async def test_the_only_conversation_need_not_be_named_and_several_are_listed() -> None:
     known = Known([RegisteredConversation("c_9", "other", NOW)])
     assert await describe(conversations(known), "t", None) == NONE_YET

@@ -363,6 +363,23 @@ async def test_a_lease_from_before_the_clock_was_set_back_blocks_nobody_and_make
     assert await other.commit(Record("c", b"ours", DAY_S), lease=successor) == b"ours"
 
 
+async def test_a_lease_that_another_process_got_meanwhile_is_no_lease_from_the_future(
+    opened: Opener, tmp_path: Path
+) -> None:
+    moment = [1_700_000_000.0]
+    store = opened(now=lambda: moment[0])
+    await store.read(["k"])  # opens the file
+    other = sqlite3.connect(tmp_path / "state.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    asked = asyncio.create_task(store.acquire_lease("k", LEASE_LIMIT_S))
+    await asyncio.sleep(0.1)  # it waits for the file
+    moment[0] += 0.1
+    other.execute("INSERT INTO leases (key, expires) VALUES (?, ?)", ("k", moment[0] + LEASE_LIMIT_S))
+    other.execute("COMMIT")
+    other.close()
+    assert await asked is None
+
+
 async def test_a_lease_is_never_lent_for_longer_than_the_limit(opened: Opener) -> None:
     moment = [1_700_000_000.0]
     store = opened(now=lambda: moment[0])

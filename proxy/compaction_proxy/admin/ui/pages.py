@@ -268,7 +268,7 @@ class PageRoutes:
             return answer
         code = request.query_params.get("code", "")
         if not is_valid_token(policy.key, "link", code) or not await use_code(self.api.queries.records, code):
-            message = f"This link was used before, or is older than {LINK_TTL_S} seconds."
+            message = f"This link was used before, or was not made in the last {LINK_TTL_S} seconds."
             refused = RequestRefusedError(401, message, "invalid_link")
             page = await self.templates.render_refusal(request.scope, refused)
             page.headers["www-authenticate"] = BEARER

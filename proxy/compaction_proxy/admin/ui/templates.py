@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -23,6 +24,7 @@ from starlette.types import Scope
 
 from compaction_proxy import __version__
 from compaction_proxy.admin.api.routing import STORE_UNAVAILABLE
+from compaction_proxy.admin.auth import is_cross_site
 from compaction_proxy.admin.sessions import LINK_TTL_S
 from compaction_proxy.core.errors import (
     OverloadedError,
@@ -96,6 +98,7 @@ _FILTERS = {
     "usd": formatting.format_usd,
     "rate": formatting.format_price_per_million,
     "count": formatting.format_count,
+    "quantity": formatting.format_quantity,
     "short": formatting.format_short_number,
     "milliseconds": formatting.format_milliseconds,
     "duration": formatting.format_duration,
@@ -188,13 +191,19 @@ class Templates:
         """Renders the page for a request without access.
 
         If a session is missing, the page says which command prints a link. The page needs no other file,
-        because the browser has no access to any.
+        because the browser has no access to any. If the user has followed a link on a page of another site,
+        the browser has sent no cookie. The page then has the browser open the address again, as from a page
+        of ours.
         """
         command = self._build_link_command(scope) if refused.status == HTTPStatus.UNAUTHORIZED else ""
         message = "This browser has no session." if refused.code == "invalid_admin_key" else str(refused)
-        return await self.render_page(
+        is_repeated = refused.code == "invalid_admin_key" and is_cross_site(Headers(scope=scope))
+        page = await self.render_page(
             "no_access.html", refused.status, command=command, message=message, link_ttl_s=LINK_TTL_S
         )
+        if is_repeated:
+            page.headers["refresh"] = "0"
+        return page
 
     def _build_link_command(self, scope: Scope) -> str:
         """Returns the command that prints a link for the address on which the proxy got a request."""

@@ -11,6 +11,7 @@ from compaction_proxy.core.event import Event
 from compaction_proxy.core.masking import sanitize_to_line
 from compaction_proxy.core.search_tool import LINE_RANGE_HELP, TOOL_NAME, parse_line_range
 from compaction_proxy.recall.tool import MAX_HITS, RecallContext, RecallTool
+from compaction_proxy.support.formatting import format_quantity
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 
 # The most conversations that the tool `conversation_status` lists for a tenant. To find them, it examines at
@@ -37,7 +38,7 @@ def _list_figures(conversation: str, overview: ConversationOverview, now: float)
     totals = overview.totals
     model = f" Model: {sanitize_to_line(totals.model, MODEL_CHARACTERS)}." if totals.model else ""
     last = f", the last one {_format_age(now - totals.last_at)}" if totals.last_at else ""
-    yield f"Conversation {conversation}: {totals.requests} requests{last}.{model}"
+    yield f"Conversation {conversation}: {format_quantity(totals.requests, 'request')}{last}.{model}"
     if totals.tokens_before is not None:
         forwarded = totals.tokens_before if totals.tokens_after is None else totals.tokens_after
         due = f" Compaction starts at {totals.trigger:,} tokens." if totals.trigger else ""
@@ -55,7 +56,7 @@ def _list_figures(conversation: str, overview: ConversationOverview, now: float)
 def _describe_round(event: Event, now: float) -> str:
     """Returns one line that describes the latest compaction of a conversation."""
     number = "" if event.round is None else f" {event.round}"
-    removed = "" if event.messages is None else f", {event.messages} messages removed"
+    removed = "" if event.messages is None else f", {format_quantity(event.messages, 'message')} removed"
     sizes = ""
     if event.tokens_before is not None and event.tokens_after is not None:
         sizes = f", {event.tokens_before:,} tokens made {event.tokens_after:,}"

@@ -166,10 +166,13 @@ class SqliteStore:
 
         The lease lasts `ttl_s` seconds, but at most `LEASE_LIMIT_S`.
         """
-        now = self._now()
-        row = (key, now + min(ttl_s, LEASE_LIMIT_S))
 
         def insert_lease(db: sqlite3.Connection) -> Lease | None:
+            # The time is read inside the transaction. If it were read before, a process that waits for the
+            # file would take a lease that another process got meanwhile for one from before a change of the
+            # clock.
+            now = self._now()
+            row = (key, now + min(ttl_s, LEASE_LIMIT_S))
             db.execute("DELETE FROM leases WHERE expires <= ? OR expires > ?", (now, now + LEASE_LIMIT_S))
             insertion = db.execute("INSERT OR IGNORE INTO leases (key, expires) VALUES (?, ?)", row)
             return Lease(key, insertion.lastrowid) if insertion.rowcount and insertion.lastrowid else None
