@@ -43,6 +43,7 @@ from compaction_proxy.cli.console import (
 )
 from compaction_proxy.support.formatting import (
     WHOLE_ID_HINT,
+    describe_failed_requests,
     describe_missing_dollars,
     describe_request_after_undo,
     describe_round_state,
@@ -479,7 +480,8 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """Formats a table with a line for each conversation.
 
     There is a column for labels, names or titles only if a conversation has one. There is a column `priced`
-    only if the dollars of a conversation do not cover all its requests.
+    only if the dollars of a conversation do not cover all its requests, and a column `failed` only if
+    requests failed.
 
     The columns `last sent` and `last read` show the tokens of the last exchange, before and after compaction.
 
@@ -489,12 +491,14 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
+    failed = [Column("failed")] if any(_describe_failed(row) for row in rows) else []
     priced = ["priced"] if any(_describe_coverage("", row, "priced") for row in rows) else []
     cells = [
         [
             get_text(row, "id"),
             *(get_text(row, name) for name in shown),
             get_text(row, "model"),
+            *(["".join(_describe_failed(row).values())] if failed else []),
             get_text(row, "status"),
             format_age(row.get("last_at")),
             format_count(row.get("requests")),
@@ -511,7 +515,9 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     columns = (
         _CONVERSATION_COLUMNS[0],
         *map(Column, shown),
-        *_CONVERSATION_COLUMNS[1:-2],
+        _CONVERSATION_COLUMNS[1],
+        *failed,
+        *_CONVERSATION_COLUMNS[2:-2],
         *(Column(name, is_right_aligned=True) for name in priced),
         *_CONVERSATION_COLUMNS[-2:],
     )
@@ -536,6 +542,7 @@ def format_conversation(
         **{name: get_text(totals, name) for name in _CAPTION_FIELDS if totals.get(name)},
         "last used": format_time(totals.get("last_at")),
         "requests": format_count(totals.get("requests")),
+        **_describe_failed(totals),
         "last request": _describe_exchange_status(last, record.get("small_bytes")),
         "context now": _describe_context(last, totals, record.get("min_trigger")),
         "input tokens": format_count(totals.get("prompt_tokens")),
@@ -634,6 +641,14 @@ def _describe_coverage(title: str, totals: JsonRow, name: str) -> dict[str, str]
     return {title: f"{covered:,} of {format_quantity(requests, 'request')}"}
 
 
+def _describe_failed(totals: JsonRow) -> dict[str, str]:
+    """Returns a line, by its title, on the requests that failed; an empty result if none did."""
+    requests, failed = totals.get("requests"), totals.get("failed")
+    if not (isinstance(requests, int) and isinstance(failed, int) and failed):
+        return {}
+    return {"failed": describe_failed_requests(failed, requests, str(totals.get("failure") or ""))}
+
+
 def _describe_directives(record: JsonRow) -> Iterator[str]:
     """Yields a text for each instruction of a user that applies to a conversation, such as `bypass`.
 
@@ -668,7 +683,7 @@ def _format_exchange(row: JsonRow) -> list[str]:
     return [
         format_time(row.get("at")),
         _describe_exchange_status(row, None),
-        get_text(row, "code") if row.get("code") else "none",
+        " ".join([get_text(row, "code") if row.get("code") else "none", *_list_error(row)]),
         get_text(row, "model"),
         format_count(row.get("tokens_before")),
         format_count(row.get("tokens_after")),
@@ -678,6 +693,10 @@ def _format_exchange(row: JsonRow) -> list[str]:
         format_milliseconds(overhead_s if isinstance(overhead_s, int | float) else None),
         format_dollars(_get_mapping(row, "saving").get("net")),
     ]
+
+
+def _list_error(row: JsonRow) -> list[str]:
+    return [get_text(row, "error")] if row.get("error") else []
 
 
 def _format_event(row: JsonRow) -> list[str]:

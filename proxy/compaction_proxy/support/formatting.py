@@ -307,6 +307,15 @@ def describe_upstream_cause(code: str) -> str:
     return UPSTREAM_CAUSE_TEXTS.get(code) or code.replace("-", " ") or UNKNOWN
 
 
+def describe_failed_requests(failed: int, requests: int, failure: str) -> str:
+    """Returns a text such as `6 of 6 requests failed: 429 insufficient_quota`.
+
+    `failure` is why the latest of them failed; empty if unknown.
+    """
+    reason = f": {failure}" if failure else ""
+    return f"{format_count(failed)} of {format_quantity(requests, 'request')} failed{reason}"
+
+
 def describe_status(status: str, reason: str, size_bytes: int | None, most_bytes: float | None = None) -> str:
     """Returns the text for what the proxy did with a request.
 

@@ -47,9 +47,11 @@ DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
 # exchange for which it is known.
 SUMMED = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
-    "counted", "sent_tokens", "read_tokens", "summary_tokens", "priced", *DOLLARS,
+    "counted", "sent_tokens", "read_tokens", "summary_tokens", "priced", "failed", *DOLLARS,
 )  # fmt: skip
-_LATEST = ("model", "status", "strategy", "label", "tokens_before", "tokens_after", "trigger", "window")
+_LATEST = (
+    "model", "status", "strategy", "label", "failure", "tokens_before", "tokens_after", "trigger", "window",
+)  # fmt: skip
 _get_latest = attrgetter(*_LATEST)
 
 
@@ -140,6 +142,8 @@ class Totals:
         read_tokens: Tokens of the same requests as the upstream read them.
         summary_tokens: Input tokens of summary calls.
         priced: Number of requests whose price is known.
+        failed: Number of requests that the upstream answered with an error status, or did not answer.
+        failure: Why the last of them failed (`Exchange.failure`); empty if there was none.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
         gross_usd: Additional dollars that the same requests would have cost without compaction.
         cache_loss_usd: Additional dollars that the same requests cost because compaction broke prompt caches.
@@ -171,6 +175,8 @@ class Totals:
     read_tokens: int = 0
     summary_tokens: int = 0
     priced: int = 0
+    failed: int = 0
+    failure: str = ""
     cost_usd: float = 0.0
     gross_usd: float = 0.0
     cache_loss_usd: float = 0.0
@@ -210,6 +216,7 @@ class Totals:
             self.counted += 1
             self.sent_tokens += sent
             self.read_tokens += read
+        self.failed += bool(exchange.failure)
         if saving is not None:
             self.priced += 1
             self.cost_usd += saving.cost

@@ -34,7 +34,8 @@ ASKED = Exchange(
 )
 # What totals say besides of a request that was not read, and whose price is not known.
 UNPRICED = {
-    "status": "none", "strategy": "", "label": "", "name": "", "title": "", "recalls": 0, "rounds": 0,
+    "status": "none", "strategy": "", "label": "", "name": "", "title": "", "failed": 0, "failure": "",
+    "recalls": 0, "rounds": 0,
     "priced": 0, "cost_usd": 0.0, "gross_usd": 0.0, "cache_loss_usd": 0.0, "summary_usd": 0.0,
     "tokens_before": None, "tokens_after": None, "trigger": None,
     "window": None,

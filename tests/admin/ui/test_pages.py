@@ -249,7 +249,8 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
     async with pages(api) as client:
         text = Read((await client.get("/ui/failures?since=7d")).text).text
     for told in (
-        "Target Cause Count Last https://api.example:443 connection refused connection-refused 1,204 18 Nov",
+        "Target Cause Count Last Models Latest conversation https://api.example:443",
+        "https://api.example:443 connection refused connection-refused 1,204 18 Nov",
         "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
         "2 of 9,311 requests of the last 7d went on without a compaction that was due: the store 2 (store-",
         "Failed open The request went on as it came. The store: the store could not be read",

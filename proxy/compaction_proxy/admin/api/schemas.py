@@ -51,7 +51,7 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "strategy", "label", "name",
-    "title", "rounds", "priced",
+    "title", "rounds", "priced", "failed", "failure",
 )  # fmt: skip
 _REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
 _VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
@@ -140,7 +140,8 @@ UpstreamFailureRow = _make_schema(
     "UpstreamFailureRow",
     """Failures of one upstream with one cause: their number, and the time of the last one.
 
-    `target` is the origin of the upstream.
+    `target` is the origin of the upstream. `errors` are what the upstream calls these errors. `models`
+    are those of the requests, and `conversation` is that of the latest of them, as far as they are known.
     """,
     UpstreamFailure.__annotations__,
 )
