@@ -131,7 +131,7 @@ def test_figures_that_cover_everything_say_no_more_than_their_time(script: Scrip
 
 def test_sums_of_an_earlier_version_have_no_time_and_none_is_shown(script: Scripted, run: Run) -> None:
     script.put("GET", "/stats", {"rows": [], "total": {**TOTAL, "last_at": None}})
-    assert "up to" not in run("savings", "--url", script.url).stdout
+    assert "latest counted request" not in run("savings", "--url", script.url).stdout
     shared = run("savings", "--share", "--url", script.url).stdout.splitlines()
     assert (shared[0], len(shared)) == ("compaction-proxy, since 7d", 5)
 

@@ -86,6 +86,13 @@ def test_show_has_tokens_and_the_reason_where_there_is_no_price(script: Scripted
     assert not {"cost", "summaries"} & set(figures)
 
 
+def test_show_says_that_all_requests_failed_and_why_the_last_one_did(script: Scripted, run: Run) -> None:
+    totals = {"requests": 2, "failed": 2, "failure": "429 insufficient_quota"}
+    figures = read_figures(run(*put_conversation(script, {"totals": totals, "money": None})).stdout)
+    assert figures["failed"] == "2 of 2 requests failed: 429 insufficient_quota"
+    assert figures["net saved"] == "n/a: all requests failed"
+
+
 def test_show_says_with_what_a_small_request_was_compared(script: Scripted, run: Run) -> None:
     small = {"status": "none", "reason": "small", "request_bytes": 38_851, "prompt_tokens": 9_712}
     show = put_conversation(script, {"small_bytes": 73_453, "min_trigger": 88_500}, **small)

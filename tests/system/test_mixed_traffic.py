@@ -386,6 +386,6 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
         f"{money['net']} net saved: {money['gross']}, less {money['cache_loss']} of cache and "
         f"{money['summary']} of summaries, of {priced} of {REQUESTS} requests"
     ) in shared
-    [stamp] = re.findall(r"up to (\S+)Z,", table)
+    [stamp] = re.findall(r" to (\S+)Z, when the latest", table)
     assert f"up to {stamp}Z" in shared
     assert f"{stamp.partition('T')[2]} UTC" in overview

@@ -622,6 +622,8 @@ def _describe_savings(record: JsonRow, totals: JsonRow) -> dict[str, str]:
     if money:
         lines |= {title: format_dollars(money.get(name)) for title, name in _MONEY_FIELDS}
         return lines | _describe_coverage("dollars of", totals, "priced")
+    if totals.get("failed") and totals["failed"] == totals.get("requests"):
+        return {**lines, "net saved": f"{UNKNOWN}: all requests failed"}
     prompt_tokens = totals.get("prompt_tokens")
     reason = describe_missing_dollars(
         prompt_tokens if isinstance(prompt_tokens, int) else None,
