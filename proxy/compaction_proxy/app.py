@@ -44,7 +44,7 @@ from compaction_proxy.gateway.passthrough import (
     PassthroughEndpoint,
 )
 from compaction_proxy.gateway.paths import COMPACT_PATH, MCP_PATH
-from compaction_proxy.gateway.size_gate import build_gates
+from compaction_proxy.gateway.size_gate import SizeGate, build_gates
 from compaction_proxy.gateway.unread_conversations import UnreadConversationFinder
 from compaction_proxy.gateway.upstream import Upstream, build_upstreams
 from compaction_proxy.gateway.window_finder import WindowFinder
@@ -400,6 +400,7 @@ class Proxy:
             settings = AdminSettings(
                 config, loaded_config.origins, str(loaded_config.path or ""), loaded_config.warnings
             )
+        origin = format_origin(config.upstream.base_url)
         queries = ConversationQueries(
             records=parts.records,
             conversation_registry=parts.conversation_registry,
@@ -412,8 +413,16 @@ class Proxy:
             pricing=parts.pricing,
             model_limits=parts.model_limits,
             config=config,
-            origin=format_origin(config.upstream.base_url),
+            origin=origin,
             get_secret=lambda: parts.secret.current_key,
+            gate=SizeGate(
+                config,
+                parts.model_limits,
+                parts.directives,
+                parts.compacted_conversations,
+                origin,
+                pricing=parts.pricing,
+            ),
         )
         replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
 

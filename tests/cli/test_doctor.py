@@ -118,6 +118,35 @@ def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
     } == keys
 
 
+def test_a_running_proxy_with_another_upstream_is_told_before_that_one_is_asked(
+    script: Scripted, run: Run
+) -> None:
+    script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
+    environ = {
+        "COMPACTION_PROXY__SERVER__PORT": script.url.rpartition(":")[2],
+        "COMPACTION_PROXY__SERVER__ADMIN_KEY": "f3a9c1d27b6e4805",
+    }
+    own = "http://127.0.0.1:9/v1"
+
+    def tell() -> dict[str, str]:
+        findings = found(run("doctor", "--json", "--upstream", own, **environ))["upstream"]
+        assert findings[-1]["level"] == "error"
+        return findings[0]
+
+    script.put("GET", "/config", {"values": [{"key": "upstream.base_url", "value": "http://10.0.0.9/v1"}]})
+    assert tell() == {
+        "level": "warning",
+        "topic": "upstream",
+        "what": f"the running proxy forwards to http://10.0.0.9/v1, and the checks below ask {own}",
+        "fix": "give doctor the options, variables and --config of `serve`, such as --upstream http://10.0.0.9/v1",
+    }
+    assert script.asked[-1][1::2] == ("/admin/v1/config", "Bearer f3a9c1d27b6e4805")
+    script.put("GET", "/config", {"values": [{"key": "upstream.base_url", "value": f"{own}/"}]})
+    assert tell()["what"].startswith(f"{own} cannot be reached")
+    script.put("GET", "/config", {"error": {"message": "no"}}, status=401)
+    assert tell()["what"].startswith("that of the running proxy is not known: the admin key is refused")
+
+
 def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path) -> None:
     config = Config.model_validate({"store": {"url": f"sqlite:///{tmp_path}/state.db"}})
     path = tmp_path / "state.db.admin_key"

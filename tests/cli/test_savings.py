@@ -35,7 +35,8 @@ NET = "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries"
 @pytest.fixture
 def told(script: Scripted) -> Scripted:
     """A server with statistics."""
-    script.put("GET", "/stats", {"rows": [{"of": "gpt-5.4", **TOTAL}, UNPRICED], "total": TOTAL})
+    rows = [{"of": "gpt-5.4", **TOTAL}, UNPRICED]
+    script.put("GET", "/stats", {"since": 1_792_761_000.5, "rows": rows, "total": TOTAL})
     return script
 
 
@@ -46,10 +47,11 @@ def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripte
         "gpt-5.4 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
         "=cmd|x 2 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
         "total 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "in no sum of tokens: 100 of 1,200 requests, because no token count is known",
-        "in no amount: 2 of 1,200 requests, because no price (see `models`) or token count is known",
-        "in no amount: 3 of 14 summary calls, because no price (see `models`) or token count is known",
-        "up to 2026-11-22T12:00:00Z, the time of the latest counted request",
+        "the tokens leave out 100 of 1,200 requests: their token counts are not known",
+        "the dollars leave out 2 of 1,200 requests: their prices or token counts are not known",
+        "the dollars leave out 3 of 14 summary calls: their prices or token counts are not known",
+        "`models` shows which prices are known",
+        "from 2026-10-23T13:00:00Z to 2026-11-22T12:00:00Z, when the latest counted request came",
     ]
     assert told.asked[0][1] == "/admin/v1/stats?since=30d&by=model"
 
@@ -76,7 +78,21 @@ def test_one_is_not_many(script: Scripted, run: Run) -> None:
     )
     one_unpriced = {**total, "uncounted": 0, "unpriced": 1, "unpriced_summary_calls": 0}
     script.put("GET", "/stats", {"rows": [], "total": one_unpriced})
-    assert "in no amount: 1 of 1 request, " in run("savings", "--url", script.url).stdout
+    shown = run("savings", "--url", script.url).stdout
+    assert "the dollars leave out 1 of 1 request: their prices or token counts are not known\n" in shown
+
+
+def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
+    script: Scripted, run: Run
+) -> None:
+    total = {**TOTAL, "net_usd": None}
+    script.put("GET", "/stats", {"rows": [], "total": total, "list_prices": False})
+    reason = (
+        "list prices are not used for an upstream on this machine or network; set upstream.prices: list, or "
+        "models.*.prices"
+    )
+    assert reason in run("savings", "--url", script.url).stdout.splitlines()
+    assert f"no dollars: {reason}" in run("savings", "--share", "--url", script.url).stdout.splitlines()
 
 
 def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
@@ -107,7 +123,7 @@ def test_figures_that_cover_everything_say_no_more_than_their_time(script: Scrip
     whole = {**TOTAL, "uncounted": 0, "unpriced": 0, "unpriced_summary_calls": 0}
     script.put("GET", "/stats", {"rows": [], "total": whole})
     [*_, total, last] = run("savings", "--url", script.url).stdout.splitlines()
-    assert (total.split()[0], last.split()[0]) == ("total", "up")
+    assert (total.split()[0], last.split()[0]) == ("total", "from")
     shared = run("savings", "--share", "--url", script.url).stdout
     assert " of 1,200 requests" not in shared
     assert "summary calls" not in shared
@@ -115,13 +131,13 @@ def test_figures_that_cover_everything_say_no_more_than_their_time(script: Scrip
 
 def test_sums_of_an_earlier_version_have_no_time_and_none_is_shown(script: Scripted, run: Run) -> None:
     script.put("GET", "/stats", {"rows": [], "total": {**TOTAL, "last_at": None}})
-    assert "up to" not in run("savings", "--url", script.url).stdout
+    assert "latest counted request" not in run("savings", "--url", script.url).stdout
     shared = run("savings", "--share", "--url", script.url).stdout.splitlines()
     assert (shared[0], len(shared)) == ("compaction-proxy, since 7d", 5)
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "reason"), [(9, "no price is known"), (0, "has not reported what")]
+    ("prompt_tokens", "reason"), [(9, "no price was known"), (0, "has not reported what")]
 )
 def test_where_there_are_no_dollars_the_shared_text_says_why(
     script: Scripted, run: Run, prompt_tokens: int, reason: str

@@ -5,7 +5,7 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,8 @@ def test_list_shows_a_line_for_each_conversation_and_passes_on_what_is_asked(
     assert (done.exit_code, done.stderr) == (0, "")
     assert titles.split("  ")[0] == "id"
     assert line.startswith(f"{ID}  gpt-5.4  applied")
-    assert line.endswith("12       2  45,000     12,000    64 %  $1.50        n/a")
+    assert "requests  rounds  last sent  last read  cached" in titles
+    assert line.split()[-7:] == ["2", "45,000", "12,000", "64", "%", "$1.50", "n/a"]
     assert script.asked[0][1] == "/admin/v1/conversations?limit=7&sort=net&q=gpt+x"
 
 
@@ -45,12 +46,73 @@ def test_list_and_show_say_of_how_many_requests_the_dollars_are(script: Scripted
     assert titles.split()[-4:] == ["priced", "cost", "net", "saved"]
     assert [line.split()[-3:] for line in lines] == [["9", "$1.50", "n/a"], ["12", "$1.50", "n/a"]]
 
-    script.put("GET", f"/conversations/{ID}", {"id": ID, "totals": {"requests": 12, "priced": 9}})
+    totals = {"requests": 12, "priced": 9, "counted": 10}
+    show = put_conversation(script, {"totals": totals, "money": {"net_usd": 1.5}})
+    figures = read_figures(run(*show).stdout)
+    assert [figures[name] for name in ("tokens of", "dollars of", "net saved")] == [
+        "10 of 12 requests", "9 of 12 requests", "$1.50",
+    ]  # fmt: skip
+
+
+def put_conversation(script: Scripted, record: Mapping[str, object], **last: object) -> list[str]:
+    """Has the server answer for one conversation. Returns the command that shows it."""
+    script.put("GET", f"/conversations/{ID}", {"id": ID, **record})
     script.put("GET", f"/conversations/{ID}/compactions", {"compactions": []})
-    shown = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
-    assert [line for line in shown if line.startswith("in no amount")] == [
-        "in no amount          3 of 12 requests"
-    ]
+    script.put("GET", f"/conversations/{ID}/exchanges", {"exchanges": [last] if last else []})
+    return ["sessions", "show", ID, "--url", script.url]
+
+
+def read_figures(shown: str) -> dict[str, str]:
+    """The figures of a conversation, by their titles."""
+    pairs = (line.split("  ", 1) for line in shown.partition("\n\n")[0].splitlines())
+    return {title: value.strip() for title, value in pairs}
+
+
+def test_show_has_tokens_and_the_reason_where_there_is_no_price(script: Scripted, run: Run) -> None:
+    record = {
+        "totals": {"requests": 3, "prompt_tokens": 9, "counted": 3},
+        "money": None,
+        "tokens": {"gross_tokens": 30_000, "summary_tokens": 1_500, "net_tokens": 28_500},
+        "list_prices": False,
+    }
+    figures = read_figures(run(*put_conversation(script, record)).stdout)
+    assert [figures[f"tokens {name}"] for name in ("saved, gross", "for summaries", "saved, net")] == [
+        "30,000", "1,500", "28,500",
+    ]  # fmt: skip
+    assert figures["net saved"] == (
+        "n/a: list prices are not used for an upstream on this machine or network; set upstream.prices: "
+        "list, or models.*.prices"
+    )
+    assert not {"cost", "summaries"} & set(figures)
+
+
+def test_show_says_that_all_requests_failed_and_why_the_last_one_did(script: Scripted, run: Run) -> None:
+    totals = {"requests": 2, "failed": 2, "failure": "429 insufficient_quota"}
+    figures = read_figures(run(*put_conversation(script, {"totals": totals, "money": None})).stdout)
+    assert figures["failed"] == "2 of 2 requests failed: 429 insufficient_quota"
+    assert figures["net saved"] == "n/a: all requests failed"
+
+
+def test_show_says_with_what_a_small_request_was_compared(script: Scripted, run: Run) -> None:
+    small = {"status": "none", "reason": "small", "request_bytes": 38_851, "prompt_tokens": 9_712}
+    show = put_conversation(script, {"small_bytes": 73_453, "min_trigger": 88_500}, **small)
+    figures = read_figures(run(*show).stdout)
+    assert figures["last request"] == "not inspected (small), 38,851 of at most 73,453 bytes"
+    assert figures["context now"] == ("9,712 tokens, as the provider counted them; compacts at 88,500 tokens")
+    totals = {"tokens_after": 12_000, "window": 128_000, "trigger": 90_000}
+    figures = read_figures(run(*put_conversation(script, {"totals": totals})).stdout)
+    assert figures["context now"] == "12,000 tokens of 128,000; compacts at 90,000 tokens"
+    assert figures["last request"] == "n/a"
+
+
+def test_a_search_that_finds_nothing_says_how_a_session_is_found(script: Scripted, run: Run) -> None:
+    script.put("GET", "/conversations", {"conversations": []})
+    shown = run("sessions", "list", "--search", "invoice", "--url", script.url).stdout
+    assert shown.splitlines()[-1] == (
+        "Nothing found. A client's own session id must be given whole: names are stored, and found by a "
+        "part, only with session.store_names: true."
+    )
+    assert "Nothing found" not in run("sessions", "list", "--url", script.url).stdout
 
 
 def test_list_as_json_is_what_the_server_says(script: Scripted, run: Run) -> None:
@@ -132,11 +194,12 @@ def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: S
     }
     script.put("GET", f"/conversations/{ID}", seen)
     script.put("GET", f"/conversations/{ID}/compactions", {"compactions": [made]})
+    script.put("GET", f"/conversations/{ID}/exchanges", {"exchanges": []})
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     figures = dict(line.split("  ", 1) for line in lines[: lines.index("")])
     assert {name: value.strip() for name, value in figures.items()}["cached"] == "50 %"
     assert [line for line in lines if line.startswith(("net saved", "set by hand"))] == [
-        "net saved             n/a",
+        "net saved             n/a: no price was known for any model used; set models.*.prices",
         "set by hand           bypass: requests go on as they come, until `sessions resume`",
     ]
     assert lines[-1] == "p_1  never push to main"
@@ -154,6 +217,7 @@ def test_show_says_in_words_what_an_undo_has_left_and_which_round_is_in_use(
     ]
     script.put("GET", f"/conversations/{ID}", seen)
     script.put("GET", f"/conversations/{ID}/compactions", {"compactions": made})
+    script.put("GET", f"/conversations/{ID}/exchanges?limit=1", {"exchanges": []})
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     assert (
         "set by hand           after an undo, no new round until a request is over about 103,500 tokens, or "
@@ -186,6 +250,7 @@ def test_show_tells_of_searches_where_the_model_has_searched(script: Scripted, r
     seen = {"id": ID, "totals": {"model": "m", "requests": 1_200, "recalls": 1_003}}
     script.put("GET", f"/conversations/{ID}", seen)
     script.put("GET", f"/conversations/{ID}/compactions", {"compactions": []})
+    script.put("GET", f"/conversations/{ID}/exchanges", {"exchanges": []})
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     assert "searches by the model  1,003" in lines
 
@@ -384,5 +449,5 @@ def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) ->
 )
 def test_a_round_pays_back_after_a_number_of_requests(requests: float | None, shown: str) -> None:
     rounds = [{"round": 1, "strategy": "anchored", "pays_back_after": requests, "outcome": "applied"}]
-    [line] = [each for each in format_conversation({}, rounds, None) if "anchored" in each]
+    [line] = [each for each in format_conversation({}, {}, rounds, None) if "anchored" in each]
     assert shown in line

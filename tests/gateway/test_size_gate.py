@@ -16,7 +16,7 @@ from compaction_proxy.compaction.request_loader import RequestLoader
 from compaction_proxy.compaction.types import CompactionMode, FitRequest
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.errors import StoreUnavailableError
-from compaction_proxy.gateway.size_gate import SizeGate
+from compaction_proxy.gateway.size_gate import MAX_BYTES, SizeGate
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.providers.usage_baseline import UsageBaselineStore
@@ -298,3 +298,27 @@ async def test_a_conversation_that_is_to_be_compacted_is_read_until_it_was(entra
     assert [entrance.passes(raw, None, name) for name in names] == [True, False, True, True]
     await entrance.wishing.clear_compaction_request(TENANT, "c_1")
     assert entrance.passes(raw, None, "c_1")
+
+
+async def test_the_limits_are_the_largest_size_that_passes_and_the_trigger() -> None:
+    entrance = Entrance()
+    limits = entrance.gate.get_limits(TENANT, "gpt-4o-mini")
+    assert limits.trigger_tokens == 88_500
+    assert 60_000 < limits.max_bytes < 0.83 * 88_500  # the soft mark, not the trigger
+    body = json.dumps({"model": "gpt-4o-mini", "messages": []})
+    filler = " " * (int(limits.max_bytes) - len(body))
+    assert entrance.passes((body + filler).encode())
+    assert not entrance.passes((body + filler + "  ").encode())
+
+
+@pytest.mark.parametrize(
+    ("sections", "limits"),
+    [
+        ({"compaction": {"trigger": [{"tokens": 0}]}}, (MAX_BYTES, None)),
+        ({"recall": {"tool": "always"}}, (-1.0, None)),
+    ],
+)
+async def test_where_nothing_or_everything_is_read_the_limits_say_so(
+    sections: dict[str, Any], limits: tuple[float, int | None]
+) -> None:
+    assert Entrance(**sections).gate.get_limits(TENANT, "m") == limits

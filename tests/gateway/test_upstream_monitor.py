@@ -75,7 +75,7 @@ class Scene:
         self.kept: list[str] = []
         self.monitor = UpstreamMonitor(
             [lambda _, cause: self.counted.append(cause)],
-            [lambda _, cause: self.kept.append(cause)],
+            [lambda _, cause, __: self.kept.append(cause)],
             clock=lambda: self.seconds,
         )
 
@@ -141,7 +141,7 @@ async def test_a_target_shows_no_credential_and_no_path() -> None:
     monitor = UpstreamMonitor()
     url = "http://name:password@up.example/secret/v1?key=secret"
     asked = Upstream(url, "", "0" * 16, Engine(Reply(503)), 1.0, 1.0, monitor=monitor)
-    await send_request(asked, build_request(asked, SCOPE, b""))
+    await (await send_request(asked, build_request(asked, SCOPE, b""))).aclose()
     assert monitor.failure_counts == {"http://up.example:80": 1}
 
 

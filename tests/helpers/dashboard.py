@@ -34,6 +34,7 @@ from compaction_proxy.core.event import COMPACTED, FAILED_OPEN, Event, to_fields
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.gateway.server import serve_embedded
+from compaction_proxy.gateway.size_gate import GateLimits
 from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import SearchHit
@@ -254,6 +255,7 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             frozenset(),
             Directives(pins=(say("Always use metric units"),), suppressed=True),
         ),
+        "get_gate_limits": GateLimits(84_998.0, 88_500),
         "list_exchanges": [
             ExchangeEntry("t", NAME, exchange._replace(round=None), Saving(0.02, 0.05, 0.0)),
             ExchangeEntry("t", NAME, exchange._replace(request=say("req-8")), None),

@@ -14,6 +14,7 @@ from compaction_proxy.providers.pricing import (
     PriceBook,
     find_shipped_price,
     load_price_table,
+    uses_list_prices,
 )
 
 OPENAI = "https://api.openai.com:443"
@@ -165,3 +166,24 @@ def test_a_server_that_prices_nothing_does_not_load_the_table() -> None:
         "print(load_price_table.cache_info().currsize)"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "0\n"
+
+
+@pytest.mark.parametrize(
+    ("upstream", "used"),
+    [
+        ({}, True),
+        ({"base_url": "http://127.0.0.1:9000/v1"}, False),
+        ({"base_url": "http://127.0.0.1:9000/v1", "prices": "list"}, True),
+        (
+            {
+                "base_url": "http://127.0.0.1:9000/v1",
+                "wires": {"messages": {"base_url": "https://api.anthropic.com/v1"}},
+            },
+            True,
+        ),
+    ],
+)
+def test_list_prices_are_used_for_an_upstream_elsewhere_or_where_they_are_asked_for(
+    upstream: dict[str, object], *, used: bool
+) -> None:
+    assert uses_list_prices(Config.model_validate({"upstream": upstream})) is used

@@ -96,3 +96,18 @@ def test_every_cause_of_an_upstream_failure_is_explained() -> None:
 )
 def test_one_is_not_many(count: float, told: str) -> None:
     assert formatting.format_quantity(count, "round") == told
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "text"),
+    [
+        (None, 900, ""),
+        (1_234, None, ", 1,234 bytes"),
+        (1_234, 9_000.5, ", 1,234 of at most 9,000 bytes"),
+        (1_234, 900, ", 1,234 bytes"),  # the limit was another one when the request came
+    ],
+)
+def test_a_small_request_is_shown_with_what_it_was_compared_with(
+    size: int | None, most: float | None, text: str
+) -> None:
+    assert formatting.describe_status("none", "small", size, most) == f"not inspected (small){text}"

@@ -116,8 +116,30 @@ def test_where_no_price_is_known_tokens_come_first_and_one_line_says_why(tmp_pat
     first = page.partition('class="figure first">')[2].partition('<div class="figure')[0]
     words = " ".join(unescape(re.sub(r"<[^>]+>", " ", first)).split())
     assert words.startswith("Tokens")
-    assert words.count("No dollars: no price is known for these models.") == 1
+    assert (
+        words.count("No dollars: list prices are not used for an upstream on this machine or network;") == 1
+    )
     assert "Net saved" not in words
+
+
+def test_commands_say_why_there_are_no_dollars_and_show_the_saved_tokens(tmp_path: Path) -> None:
+    local = Provider(chat_reply)
+    with run_proxy(tmp_path, local.url) as proxy:
+        relay_chat(proxy, "gpt-4o-mini", **{"x-session-id": "invoice-7"})
+        shown = [
+            proxy.run_command("none", *command).stdout
+            for command in (["sessions", "show", "invoice-7"], ["savings"], ["models"])
+        ]
+        found = proxy.run_command("none", "sessions", "list", "--search", "invoice").stdout
+    local.close()
+    for text in shown:
+        assert "list prices are not used for an upstream on this machine or network;" in text
+    assert re.search(r"^tokens saved, net +0$", shown[0], re.MULTILINE)
+    assert re.search(
+        r"^context now +\d+ tokens, as the provider counted them; compacts at", shown[0], re.MULTILINE
+    )
+    assert re.search(r"^from \S+ to \S+, when the latest counted request came$", shown[1], re.MULTILINE)
+    assert "session.store_names" in found
 
 
 @pytest.mark.parametrize(("prices", "has_price"), [("auto", False), ("list", True)])

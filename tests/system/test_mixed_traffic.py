@@ -374,8 +374,8 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
 
     [_, line] = [each for each in table.splitlines() if each.startswith("total ")]  # below the titles
     assert line.split()[1:7] == [str(REQUESTS), counted, f"{sent:,}", read, *less.split()]
-    assert f"in no sum of tokens: {total['uncounted']} of {REQUESTS} requests" in table
-    assert f"in no amount: {total['unpriced']} of {REQUESTS} requests" in table
+    assert f"the tokens leave out {total['uncounted']} of {REQUESTS} requests:" in table
+    assert f"the dollars leave out {total['unpriced']} of {REQUESTS} requests:" in table
 
     assert f"{REQUESTS} requests, {total['rounds']} rounds of compaction" in shared
     text = (
@@ -386,6 +386,6 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
         f"{money['net']} net saved: {money['gross']}, less {money['cache_loss']} of cache and "
         f"{money['summary']} of summaries, of {priced} of {REQUESTS} requests"
     ) in shared
-    [stamp] = re.findall(r"up to (\S+)Z,", table)
+    [stamp] = re.findall(r" to (\S+)Z, when the latest", table)
     assert f"up to {stamp}Z" in shared
     assert f"{stamp.partition('T')[2]} UTC" in overview

@@ -246,6 +246,58 @@ def test_an_error_status_of_the_provider_is_shown_and_relayed(
         assert "in the words" not in proxy.log_path.read_text()
 
 
+QUOTA = b'{"error": {"message": "words of the provider", "type": "billing", "code": "insufficient_quota"}}'
+
+
+def test_the_code_of_the_error_the_model_and_the_conversation_are_shown(
+    tmp_path: Path, provider: Provider
+) -> None:
+    provider.answer = lambda request: Reply(429, QUOTA) if request.json()["model"] == "big" else Reply(500)
+    target, told = provider.url.removesuffix("/v1"), "2 of 2 requests failed: 429 insufficient_quota"
+    with (
+        run_proxy(tmp_path, provider.url) as proxy,
+        proxy.client(headers={"x-session-id": "ticket-1"}) as client,
+        watch(proxy, "--failures") as lines,
+    ):
+        for way in (CHAT, {**CHAT, "stream": True}):
+            reply = client.post("/v1/chat/completions", json={**way, "model": "big"})
+            assert (reply.status_code, reply.content) == (429, QUOTA)
+
+        def find_conversation() -> str:
+            rows = client.get("/admin/v1/conversations", params={"model": "big"}).json()["conversations"]
+            [row] = rows if rows and rows[0]["failed"] == 2 else [{"id": ""}]
+            return str(row["id"])
+
+        conversation = proxy.wait_for(find_conversation, "the figures are written")
+        [row] = [each for each in client.get(API_PATH).json()["failures"] if each["cause"] == "http-429"]
+        assert (row["target"], row["cause"], row["count"]) == (target, "http-429", 2)
+        assert (row["errors"], row["models"]) == (["insufficient_quota"], ["big"])
+        assert row["conversation"] == conversation
+        link = f'href="/ui/conversations/{conversation}"'
+        for path in ("/ui", "/ui/failures"):
+            assert link in client.get(path).text
+            assert "http-429: insufficient_quota 2 " in read_page(client, path)
+            assert f"big {conversation[:10]}…" in read_page(client, path)
+        page = read_page(client, f"/ui/conversations/{conversation}")
+        assert f"{told}." in page
+        assert "has not reported what it counted" not in page
+        assert told in read_page(client, "/ui/conversations")
+        exchanges = client.get(f"/admin/v1/conversations/{conversation}/exchanges").json()["exchanges"]
+        assert {each["error"] for each in exchanges} == {"insufficient_quota"}
+        for command in ("show", "list"):
+            options = ["--search", "big"] if command == "list" else [conversation]
+            assert told in proxy.run_command("none", "sessions", command, *options).stdout
+        done = proxy.run_command("none", "sessions", "exchanges", conversation)
+        assert done.stdout.count("429 insufficient_quota") == 2
+        [line] = [each for each in find_lines(proxy, target) if each["cause"] == "http-429"]
+        assert line["error"] == "insufficient_quota"
+        text = f"upstream    failed       {target}  upstream answered 429 (http-429): insufficient_quota"
+        proxy.wait_for(lambda: any(text in each for each in list(lines)), "the line is printed")
+        proxy.wait_for(lambda: any("error insufficient_quota" in each for each in list(lines)), "an exchange")
+        assert "words of the provider" not in proxy.log_path.read_text()
+        assert "insufficient_quota" not in client.get("/metrics").text
+
+
 @pytest.mark.parametrize("status", [400, 404, 413, 422])
 def test_an_error_of_the_client_is_counted_and_is_no_failure(
     tmp_path: Path, provider: Provider, status: int
@@ -425,3 +477,32 @@ def test_watch_says_which_provider_fails_and_why_and_how_often(failing: Proxy, p
         fail_in_every_way(client)
         line = f"upstream    failed       {target}  upstream answered 429 (http-429)"
         failing.wait_for(lambda: any(line in text for text in list(texts)), "the line is printed")
+
+
+def test_doctor_says_first_that_the_proxy_which_runs_forwards_elsewhere(
+    tmp_path: Path, provider: Provider
+) -> None:
+    """Without the options of `serve`, `doctor` checks an upstream that the running proxy never asks."""
+    wrong = f"http://127.0.0.1:{find_free_port()}/v1"
+    with run_proxy(tmp_path, provider.url) as proxy:
+        options = ["--config", str(proxy.folder / "config.json"), "--upstream"]
+        environ = {
+            "HOME": str(proxy.folder),
+            "PATH": os.environ["PATH"],
+            "COMPACTION_PROXY__SERVER__PORT": proxy.url.rpartition(":")[2],
+        }
+
+        def diagnose(upstream: str) -> list[str]:
+            command = [COMMAND, "doctor", *options, upstream]
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=environ, cwd=proxy.folder, check=False
+            )
+            return [" ".join(line.split()) for line in done.stdout.splitlines()]
+
+        lines = diagnose(wrong)
+        after_address = next(place for place, line in enumerate(lines, 1) if line.startswith("ok address"))
+        line = lines[after_address]
+        what = f"the running proxy forwards to {provider.url}, and the checks below ask {wrong}; fix: "
+        assert line.startswith(f"warning upstream {what}give doctor the options")
+        assert line.endswith(f" --upstream {provider.url}")
+        assert not any("forwards to" in line for line in diagnose(provider.url))

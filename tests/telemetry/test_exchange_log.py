@@ -78,7 +78,8 @@ async def test_an_exchange_is_in_its_account_with_its_price() -> None:
     assert found == Totals(
         model="m", status="none", requests=2, request_bytes=1_000,
         prompt_tokens=100, completion_tokens=10, cached_tokens=60,
-        priced=1, cost_usd=COST, tokens_before=90, tokens_after=90,
+        counted=1, sent_tokens=100, read_tokens=100, priced=1, cost_usd=COST,
+        tokens_before=90, tokens_after=90,
         trigger=700, window=1_000, last_at=2.0,
     )  # fmt: skip
     kept = await process.accounts.list_exchanges(TENANT, "c_1", 500)
@@ -92,12 +93,13 @@ async def test_rounds_and_what_summaries_cost_are_in_the_account() -> None:
     store = MemoryStore()
     process = Process(store)
     for kind, cost in ((COMPACTED, 0.5), (FAILED, 0.25), (MEASURED, 1.0)):
-        process.accounts.on_event(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost))
+        process.accounts.on_event(TENANT, Event(kind, 1.0, "c_1", cost_usd=cost, prompt_tokens=10))
     process.accounts.on_event(TENANT, Event(COMPACTED, 1.0, "c_1"))
     process.journal.record_exchange(*noted(1.0))
     await process.journal.flush()
     found = await totals(store)
     assert (found.rounds, found.summary_usd, found.net_usd, found.requests) == (2, 0.75, -0.75, 1)
+    assert found.summary_tokens == 20
 
 
 async def test_a_record_of_an_earlier_version_is_added_to() -> None:
@@ -109,7 +111,7 @@ async def test_a_record_of_an_earlier_version_is_added_to() -> None:
     await process.journal.flush()
     assert await totals(store) == Totals(
         model="old", status="none", requests=4, prompt_tokens=105, completion_tokens=10, cached_tokens=60,
-        priced=1, cost_usd=COST, last_at=9.0,
+        counted=1, sent_tokens=100, read_tokens=100, priced=1, cost_usd=COST, last_at=9.0,
     )  # fmt: skip
 
 

@@ -63,7 +63,10 @@ def test_totals_of_two_parts_add_up_to_those_of_the_whole(entries: list[Exchange
     totals, rest = add_up(entries[:at]), add_up(entries[at:])
     totals.add_totals(rest)
     whole = add_up(entries)
-    names = ("requests", "prompt_tokens", "priced", "cost_usd", "gross_usd", "cache_loss_usd", "last_at")
+    names = (
+        "requests", "prompt_tokens", "priced", "cost_usd", "gross_usd", "cache_loss_usd", "last_at",
+        "counted", "sent_tokens", "read_tokens",
+    )  # fmt: skip
     assert [getattr(totals, name) for name in names] == [getattr(whole, name) for name in names]
 
 
@@ -92,6 +95,19 @@ def test_the_net_saving_is_unknown_until_a_request_has_a_price() -> None:
     totals = Totals(summary_usd=0.25)
     totals.add_totals(add_up([unpriced, priced]))
     assert (totals.net_usd, totals.cost_usd, totals.priced, totals.requests) == (2.75, 2.0, 1, 2)
+
+
+def test_the_saved_tokens_are_those_of_requests_with_known_sizes() -> None:
+    assert (Totals(requests=1).gross_tokens, Totals(requests=1).net_tokens) == (None, None)
+    read = entry(1.0, code=200, tokens_before=900, tokens_after=300, prompt_tokens=310)
+    unread = entry(2.0, code=200, prompt_tokens=40)
+    failed = entry(3.0, code=503, tokens_before=900, tokens_after=900, prompt_tokens=None)
+    unknown = entry(4.0, code=200, prompt_tokens=None)
+    totals = Totals(summary_tokens=100)
+    totals.add_totals(add_up([read, unread, failed, unknown]))
+    assert (totals.requests, totals.counted) == (4, 3)
+    assert (totals.sent_tokens, totals.read_tokens) == (950, 350)
+    assert (totals.gross_tokens, totals.net_tokens) == (600, 500)
 
 
 def test_missing_and_invalid_figures_are_left_out() -> None:

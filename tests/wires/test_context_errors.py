@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.wires.context_errors import MAX_BODY_BYTES, Overflow, parse_overflow
+from compaction_proxy.wires.context_errors import MAX_BODY_BYTES, Overflow, find_error_code, parse_overflow
 
 GENEROUS_S = 5.0  # of the processor; a hundred times what it may take
 
@@ -158,3 +158,23 @@ def test_64_kib_of_adversarial_text_are_judged_quickly(piece: str, status: int) 
         started = time.thread_time()
         parse_overflow(status, body[:MAX_BODY_BYTES])
         assert time.thread_time() - started < GENEROUS_S
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b'{"error": {"type": "billing", "code": "insufficient_quota"}}', "insufficient_quota"),
+        (b'{"type": "error", "error": {"type": "rate_limit_error"}}', "rate_limit_error"),
+        (b'{"object": "error", "code": 429, "type": "TooMany.Requests-1"}', "TooMany.Requests-1"),
+        (b'{"error": {"code": "429", "type": null}}', ""),
+        (b'{"error": {"code": "words of a message"}}', ""),
+        (b'{"error": {"code": "' + b"x" * 65 + b'"}}', ""),
+        (b'{"error": "no"}', ""),
+        (b"[1]", ""),
+        (b"no JSON", ""),
+        (b"", ""),
+    ],
+)
+def test_the_code_of_an_error_is_a_short_identifier_or_nothing(body: bytes, code: str) -> None:
+    assert find_error_code(body) == code
+    assert find_error_code(gzip.compress(body), "gzip") == code

@@ -19,6 +19,7 @@ from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableEr
 from compaction_proxy.core.event import COMPACTED, INSTALLED, SCHEDULED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
 from compaction_proxy.gateway.identity import list_conversation_ids
+from compaction_proxy.gateway.size_gate import GateLimits, SizeGate
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, find_shipped_window
@@ -213,6 +214,7 @@ class ConversationQueries:
         origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
         get_secret: Returns the secret key from which the ids of conversations are derived.
         now: Returns the current time in seconds since the epoch.
+        gate: Knows up to which size requests pass unread. None if no request does.
     """
 
     records: RecordStore
@@ -229,6 +231,7 @@ class ConversationQueries:
     origin: str
     get_secret: Callable[[], bytes]
     now: Callable[[], float] = time.time
+    gate: SizeGate | None = None
 
     async def list_conversations(
         self,
@@ -264,6 +267,11 @@ class ConversationQueries:
         ]
         matches.sort(key=lambda each: _get_sort_key(each.totals, sort), reverse=True)
         return ConversationPage(matches[offset:stop], stop if stop < len(matches) else None)
+
+    async def get_gate_limits(self, conversation: str, model: str) -> GateLimits | None:
+        """Returns the current limits for requests of a conversation for a model; None without a gate."""
+        tenant = await self._find_tenant(conversation)
+        return None if self.gate is None else self.gate.get_limits(tenant, model)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""

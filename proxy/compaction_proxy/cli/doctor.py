@@ -18,8 +18,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from compaction_proxy.cli.admin_client import build_local_url, create_local_client, fetch_state
-from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, load_key
+from compaction_proxy.cli.admin_client import (
+    AdminRefusedError,
+    AdminUnreachableError,
+    build_local_url,
+    create_local_client,
+    fetch_state,
+)
+from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, load_key, read_admin_key
 from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
@@ -29,6 +35,7 @@ from compaction_proxy.cli.console import (
     get_terminal_width,
     print_json,
     print_lines,
+    read_rows,
     show_progress,
 )
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
@@ -64,7 +71,7 @@ from compaction_proxy.runtime import (
 from compaction_proxy.storage.factory import get_secret_path, get_store_path, is_shared_store
 from compaction_proxy.storage.store import Record, Store
 from compaction_proxy.storage.store_failure import StoreFailure
-from compaction_proxy.support.formatting import describe_reason
+from compaction_proxy.support.formatting import describe_reason, escape_unprintable
 from compaction_proxy.wires.registry import WIRES
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
@@ -163,6 +170,7 @@ def format_findings(findings: Iterable[Finding], max_cells: int | None) -> list[
 def check_host(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Runs all checks that need neither the store nor the upstream."""
     yield check_address(config.server)
+    yield from check_running_upstream(config, environ)
     yield check_admin_key(config, environ)
     yield check_open_files()
     yield check_body_memory(config.server)
@@ -189,6 +197,30 @@ def check_address(server: ServerSection) -> Finding:
     with serving.remove_socket_on_exit(bound):
         bound.close()
     return Finding(OK, "address", f"{where}: free, nothing is running there")
+
+
+def check_running_upstream(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Checks whether a proxy that runs at the configured address forwards to the configured upstream.
+
+    If it does not, the other checks ask an upstream that the running proxy never asks. Yields nothing if no
+    proxy runs there.
+    """
+    client = create_local_client(config.server, read_admin_key(config, environ))
+    if fetch_state(client) is None:  # so that the admin key is sent to no other program
+        return
+    configured = mask_passwords(config.upstream.base_url)
+    try:
+        values = read_rows(client.get("/config"), "values")
+    except (AdminRefusedError, AdminUnreachableError) as error:
+        what = f"that of the running proxy is not known: {error}; the checks below ask {configured}"
+        yield Finding(NOTE, "upstream", what, "give doctor the options, variables and --config of `serve`")
+        return
+    running = next((each.get("value") for each in values if each.get("key") == "upstream.base_url"), None)
+    if isinstance(running, str) and running.rstrip("/") != configured.rstrip("/"):
+        shown = escape_unprintable(running)
+        what = f"the running proxy forwards to {shown}, and the checks below ask {configured}"
+        fix = f"give doctor the options, variables and --config of `serve`, such as --upstream {shown}"
+        yield Finding(WARNING, "upstream", what, fix)
 
 
 def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:

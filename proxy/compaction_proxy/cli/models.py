@@ -21,6 +21,7 @@ from compaction_proxy.cli.console import (
     print_lines,
     read_rows,
 )
+from compaction_proxy.support.formatting import describe_missing_price
 
 if TYPE_CHECKING:
     from compaction_proxy.config.config import Config
@@ -46,14 +47,16 @@ def models(
     import os
 
     from compaction_proxy.config.loader import load_config
+    from compaction_proxy.providers.pricing import uses_list_prices
     from compaction_proxy.providers.windows import WINDOWS
 
     try:
-        proxy_rows = read_rows(create_admin_client(url, key_file, config).get("/models"), "models")
+        answer = create_admin_client(url, key_file, config).get("/models")
     except AdminUnreachableError:
         if url is not None:
             raise
-        proxy_rows = []
+        answer = None
+    proxy_rows = read_rows(answer, "models") if answer is not None else []
     rows_by_name = {str(row.get("model")): row for row in proxy_rows}
     settings = load_config(config, os.environ).config
     names = dict.fromkeys(_iter_model_names(settings, name, all_=all_)) or (WINDOWS if not proxy_rows else {})
@@ -64,6 +67,9 @@ def models(
         print_json({"models": selected})
     else:
         print_lines(_format_models(selected, get_terminal_width()))
+        if any(not row.get("price_source") for row in selected):
+            told = answer.get("list_prices") if isinstance(answer, dict) else uses_list_prices(settings)
+            print(f"n/a: {describe_missing_price(list_prices=told is not False)}")
 
 
 def _iter_model_names(config: "Config", name: str | None, *, all_: bool) -> Iterator[str]:

@@ -26,9 +26,15 @@ from compaction_proxy.cli.console import (
     read_rows,
 )
 from compaction_proxy.core.event import parse_number
-from compaction_proxy.support.formatting import escape_unprintable, format_iso_time
+from compaction_proxy.support.formatting import (
+    describe_missing_dollars,
+    describe_missing_price,
+    escape_unprintable,
+    format_iso_time,
+)
 
 SavingsFields = Mapping[str, Any]
+HOUR_S = 3_600
 GROUPS = ("model", "day", "hour", "key", "total")
 OPTIONAL_FIGURES = frozenset({"counted", "cached", "cost", "saved", "cache loss", "summaries"})
 FIGURES = (
@@ -36,12 +42,12 @@ FIGURES = (
     "net saved",
 )  # fmt: skip
 
-# What sums do not include: the field that counts it, the field that counts all of its kind, and texts that
-# say which sums do not include it, and why.
+# What sums do not include: the sums, the field that counts it, the field that counts all of its kind, and
+# what is not known of it.
 _LEFT_OUT = (
-    ("uncounted", "requests", "in no sum of tokens", "token count"),
-    ("unpriced", "requests", "in no amount", "price (see `models`) or token count"),
-    ("unpriced_summary_calls", "summary_calls", "in no amount", "price (see `models`) or token count"),
+    ("tokens", "uncounted", "requests", "token counts"),
+    ("dollars", "unpriced", "requests", "prices or token counts"),
+    ("dollars", "unpriced_summary_calls", "summary_calls", "prices or token counts"),
 )
 
 
@@ -66,23 +72,42 @@ def savings(
     rows = read_rows(answer, "rows")
     total = answer.get("total") if isinstance(answer, dict) else None
     total = total if isinstance(total, dict) else {}
+    list_prices = not (isinstance(answer, dict) and answer.get("list_prices") is False)
     if as_json:
         print_json(answer)
     elif as_csv:
         print_lines(format_csv(rows))
     elif share:
-        print_lines(format_shareable_summary(since, total))
+        print_lines(format_shareable_summary(since, total, list_prices=list_prices))
     else:
-        print_lines(format_overview(by, rows, total, get_terminal_width()))
+        start = parse_number(answer.get("since")) if isinstance(answer, dict) else None
+        print_lines(
+            format_overview(by, rows, total, get_terminal_width(), list_prices=list_prices, start=start)
+        )
 
 
 def format_overview(
-    by: str, rows: list[dict[str, Any]], total: SavingsFields, max_cells: int | None
+    by: str,
+    rows: list[dict[str, Any]],
+    total: SavingsFields,
+    max_cells: int | None,
+    *,
+    list_prices: bool,
+    start: float | None,
 ) -> Iterator[str]:
     """Yields the lines of a table with one line for each row of the statistics and one for the total.
 
     If `by` is `total`, the only row of the statistics is the total, and the table has only one line for it.
-    The lines after the table say which requests the sums do not include, and the time of the latest request.
+    The lines after the table say which requests the sums do not include, and the period.
+
+    Args:
+        by: What each row sums up.
+        rows: The rows of the statistics.
+        total: The total of the statistics.
+        max_cells: Largest width of the table, in terminal cells; see `format_table`.
+        list_prices: Whether the proxy uses its list of prices.
+        start: Start of the requested period, in seconds since the epoch; None if unknown. The sums include
+            the whole hour in which it lies.
     """
     lines = [_format_figures(get_text(row, "of"), row) for row in rows]
     if by != "total" or not lines:
@@ -92,12 +117,21 @@ def format_overview(
         *(Column(each, is_right_aligned=True, is_optional=each in OPTIONAL_FIGURES) for each in FIGURES),
     )
     yield from format_table(columns, lines, max_cells)
-    for name, of, where, unknown in _LEFT_OUT:
+    for sums, name, of, unknown in _LEFT_OUT:
         if total.get(name):
             counts = f"{format_count(total[name])} of {_format_total(total, of)}"
-            yield f"{where}: {counts}, because no {unknown} is known"
+            yield f"the {sums} leave out {counts}: their {unknown} are not known"
+    if total.get("unpriced") or total.get("unpriced_summary_calls"):
+        yield (
+            "`models` shows which prices are known"
+            if list_prices
+            else describe_missing_price(list_prices=False)
+        )
+    begin = None if start is None else start // HOUR_S * HOUR_S
+    until = "now"
     if total.get("last_at"):  # no earlier version has stored it
-        yield f"up to {_format_last_time(total)}, the time of the latest counted request"
+        until = f"{_format_last_time(total)}, when the latest counted request came"
+    yield f"from {format_iso_time(begin)} to {until}"
 
 
 def _format_last_time(total: SavingsFields) -> str:
@@ -144,8 +178,11 @@ def _format_total(total: SavingsFields, name: str) -> str:
     return format_quantity(total.get(name), name.removesuffix("s").replace("_", " "))
 
 
-def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
-    """Formats five lines that users can share. The lines contain no name of a model, key or conversation."""
+def format_shareable_summary(since: str, total: SavingsFields, *, list_prices: bool) -> list[str]:
+    """Formats five lines that users can share. The lines contain no name of a model, key or conversation.
+
+    `list_prices` says whether the proxy uses its list of prices.
+    """
     before, saved = total.get("tokens_before"), total.get("net_tokens")
     sent, read = format_count(before), format_count(_subtract(before, saved))
     less = f"{format_percent(saved, before)} less"
@@ -154,9 +191,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
     names = ("net", "gross", "cache_loss", "summary")
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
-    unpriced = "the provider has not reported what it counted"
-    if total.get("prompt_tokens"):
-        unpriced = "no price is known for the models that were used"
+    unpriced = describe_missing_dollars(total.get("prompt_tokens"), list_prices=list_prices)
     until = f", up to {_format_last_time(total)}" if total.get("last_at") else ""
     return [
         f"compaction-proxy, since {escape_unprintable(since)}{until}",
@@ -170,7 +205,7 @@ def format_shareable_summary(since: str, total: SavingsFields) -> list[str]:
         f"{_format_coverage(total, 'unpriced')}"
         f"{_format_coverage(total, 'unpriced_summary_calls', 'summary_calls')}"
         if total.get("net_usd") is not None
-        else unpriced,
+        else f"no dollars: {unpriced}",
     ]
 
 

@@ -42,6 +42,9 @@ from compaction_proxy.cli.console import (
     read_rows,
 )
 from compaction_proxy.support.formatting import (
+    WHOLE_ID_HINT,
+    describe_failed_requests,
+    describe_missing_dollars,
     describe_request_after_undo,
     describe_round_state,
     describe_status,
@@ -65,7 +68,7 @@ _CONVERSATION_COLUMNS = (
     Column("used", is_right_aligned=True),
     *(
         Column(title, is_right_aligned=True, is_optional=True)
-        for title in ("requests", "rounds", "sent", "forwarded", "cached", "cost")
+        for title in ("requests", "rounds", "last sent", "last read", "cached", "cost")
     ),
     Column("net saved", is_right_aligned=True),
 )
@@ -110,6 +113,11 @@ _HIT_COLUMNS = (
     Column("round", is_right_aligned=True, is_optional=True),
     Column("role"),
     Column("text"),
+)
+_SAVED_TOKENS_FIELDS = (
+    ("tokens saved, gross", "gross_tokens"),
+    ("tokens for summaries", "summary_tokens"),
+    ("tokens saved, net", "net_tokens"),
 )
 _MONEY_FIELDS = (
     ("cost", "cost_usd"),
@@ -180,7 +188,10 @@ def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
     if as_json:
         print_json(answer)
         return
-    print_lines(format_conversations(read_rows(answer, "conversations"), get_terminal_width()))
+    rows = read_rows(answer, "conversations")
+    print_lines(format_conversations(rows, get_terminal_width()))
+    if search and not rows:
+        print(f"Nothing found. {WHOLE_ID_HINT}")
     print_next_offset(answer)
 
 
@@ -198,10 +209,10 @@ def show(
     rounds = read_rows(client.get(f"{path}/compactions"), "compactions")
     if as_json:
         print_json({"conversation": record, "compactions": rounds})
-    else:
-        print_lines(
-            format_conversation(record if isinstance(record, dict) else {}, rounds, get_terminal_width())
-        )
+        return
+    last = read_rows(client.get(f"{path}/exchanges", limit=1), "exchanges")
+    record = record if isinstance(record, dict) else {}
+    print_lines(format_conversation(record, last[-1] if last else {}, rounds, get_terminal_width()))
 
 
 @sessions_app.command()
@@ -469,9 +480,10 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """Formats a table with a line for each conversation.
 
     There is a column for labels, names or titles only if a conversation has one. There is a column `priced`
-    only if the dollars of a conversation do not cover all its requests.
+    only if the dollars of a conversation do not cover all its requests, and a column `failed` only if
+    requests failed.
 
-    The columns `sent` and `forwarded` show the tokens of the last exchange, before and after compaction.
+    The columns `last sent` and `last read` show the tokens of the last exchange, before and after compaction.
 
     Args:
         rows: The conversations, as the admin API returns them.
@@ -479,12 +491,14 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     """
     rows = list(rows)
     shown = [name for name in _CAPTION_FIELDS if any(row.get(name) for row in rows)]
-    priced = ["priced"] if any(_describe_unpriced(row) for row in rows) else []
+    failed = [Column("failed")] if any(_describe_failed(row) for row in rows) else []
+    priced = ["priced"] if any(_describe_coverage("", row, "priced") for row in rows) else []
     cells = [
         [
             get_text(row, "id"),
             *(get_text(row, name) for name in shown),
             get_text(row, "model"),
+            *(["".join(_describe_failed(row).values())] if failed else []),
             get_text(row, "status"),
             format_age(row.get("last_at")),
             format_count(row.get("requests")),
@@ -501,18 +515,23 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
     columns = (
         _CONVERSATION_COLUMNS[0],
         *map(Column, shown),
-        *_CONVERSATION_COLUMNS[1:-2],
+        _CONVERSATION_COLUMNS[1],
+        *failed,
+        *_CONVERSATION_COLUMNS[2:-2],
         *(Column(name, is_right_aligned=True) for name in priced),
         *_CONVERSATION_COLUMNS[-2:],
     )
     return format_table(columns, cells, max_cells)
 
 
-def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None) -> Iterator[str]:
+def format_conversation(
+    record: JsonRow, last: JsonRow, rounds: Iterable[JsonRow], max_cells: int | None
+) -> Iterator[str]:
     """Yields the lines that show one conversation: its figures, then its compactions and its pins.
 
     Args:
         record: The conversation, as the admin API returns it.
+        last: The last exchange of the conversation, as the admin API returns it. Empty if there is none.
         rounds: The compactions of the conversation, as the admin API returns them.
         max_cells: Largest width of a table, in terminal cells; see `format_table`.
     """
@@ -523,13 +542,15 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         **{name: get_text(totals, name) for name in _CAPTION_FIELDS if totals.get(name)},
         "last used": format_time(totals.get("last_at")),
         "requests": format_count(totals.get("requests")),
+        **_describe_failed(totals),
+        "last request": _describe_exchange_status(last, record.get("small_bytes")),
+        "context now": _describe_context(last, totals, record.get("min_trigger")),
         "input tokens": format_count(totals.get("prompt_tokens")),
         "cached": format_percent(totals.get("cached_tokens"), totals.get("prompt_tokens")),
         "output tokens": format_count(totals.get("completion_tokens")),
         # The output has this line only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
-        **{title: format_dollars(_get_mapping(record, "money").get(name)) for title, name in _MONEY_FIELDS},
-        **_describe_unpriced(totals),
+        **_describe_savings(record, totals),
         "set by hand": "; ".join(_describe_directives(record)) or "nothing",
     }
     width = max(map(len, figures))
@@ -560,15 +581,74 @@ def format_conversation(record: JsonRow, rounds: Iterable[JsonRow], max_cells: i
         yield from format_pins(pins, max_cells)
 
 
-def _describe_unpriced(totals: JsonRow) -> dict[str, str]:
-    """Returns the title and the text of a line about requests that no amount covers.
+def _describe_exchange_status(row: JsonRow, small_bytes: object) -> str:
+    """Returns what the proxy did with an exchange; `n/a` if there is none.
 
-    Returns nothing if the amounts cover all requests, or none.
+    `small_bytes` is the size, in bytes, up to which a request passes unread now.
     """
-    requests, priced = totals.get("requests"), totals.get("priced")
-    if not (isinstance(requests, int) and isinstance(priced, int) and 0 < priced < requests):
+    if not row:
+        return UNKNOWN
+    size_bytes = row.get("request_bytes")
+    return describe_status(
+        get_text(row, "status"),
+        str(row.get("reason") or ""),
+        size_bytes if isinstance(size_bytes, int) else None,
+        small_bytes if isinstance(small_bytes, int) else None,
+    )
+
+
+def _describe_context(last: JsonRow, totals: JsonRow, min_trigger: object) -> str:
+    """Returns the size of a conversation's last request and the size at which the conversation is compacted.
+
+    The size is that of the last exchange if it is known, else of the latest request that the proxy read.
+    """
+    read = last if last.get("tokens_after") or last.get("prompt_tokens") else totals
+    trigger = read.get("trigger") or min_trigger
+    if read.get("tokens_after"):
+        size = f"{format_count(read['tokens_after'])} tokens"
+        size += f" of {format_count(read['window'])}" if read.get("window") else ""
+    elif read is last:
+        size = f"{format_count(last['prompt_tokens'])} tokens, as the provider counted them"
+    else:
+        size = UNKNOWN
+    return f"{size}; compacts at {format_count(trigger)} tokens" if trigger else size
+
+
+def _describe_savings(record: JsonRow, totals: JsonRow) -> dict[str, str]:
+    """Returns the lines, by their titles, on what compaction has saved in a conversation."""
+    tokens, money = _get_mapping(record, "tokens"), _get_mapping(record, "money")
+    lines = {title: format_count(tokens.get(name)) for title, name in _SAVED_TOKENS_FIELDS}
+    lines |= _describe_coverage("tokens of", totals, "counted")
+    if money:
+        lines |= {title: format_dollars(money.get(name)) for title, name in _MONEY_FIELDS}
+        return lines | _describe_coverage("dollars of", totals, "priced")
+    if totals.get("failed") and totals["failed"] == totals.get("requests"):
+        return {**lines, "net saved": f"{UNKNOWN}: all requests failed"}
+    prompt_tokens = totals.get("prompt_tokens")
+    reason = describe_missing_dollars(
+        prompt_tokens if isinstance(prompt_tokens, int) else None,
+        list_prices=record.get("list_prices") is not False,
+    )
+    return {**lines, "net saved": f"{UNKNOWN}: {reason}"}
+
+
+def _describe_coverage(title: str, totals: JsonRow, name: str) -> dict[str, str]:
+    """Returns a line, by its title, on how many requests a sum covers; an empty result if it covers all.
+
+    `name` is the field of the totals that counts the covered requests.
+    """
+    requests, covered = totals.get("requests"), totals.get(name)
+    if not (isinstance(requests, int) and isinstance(covered, int) and 0 < covered < requests):
         return {}
-    return {"in no amount": f"{requests - priced:,} of {format_quantity(requests, 'request')}"}
+    return {title: f"{covered:,} of {format_quantity(requests, 'request')}"}
+
+
+def _describe_failed(totals: JsonRow) -> dict[str, str]:
+    """Returns a line, by its title, on the requests that failed; an empty result if none did."""
+    requests, failed = totals.get("requests"), totals.get("failed")
+    if not (isinstance(requests, int) and isinstance(failed, int) and failed):
+        return {}
+    return {"failed": describe_failed_requests(failed, requests, str(totals.get("failure") or ""))}
 
 
 def _describe_directives(record: JsonRow) -> Iterator[str]:
@@ -601,15 +681,11 @@ def _get_mapping(row: JsonRow, name: str) -> JsonRow:
 
 def _format_exchange(row: JsonRow) -> list[str]:
     """Formats the cells of an exchange. `row` is the exchange, as the admin API returns it."""
-    size_bytes, overhead_s = row.get("request_bytes"), row.get("overhead_s")
+    overhead_s = row.get("overhead_s")
     return [
         format_time(row.get("at")),
-        describe_status(
-            get_text(row, "status"),
-            str(row.get("reason") or ""),
-            size_bytes if isinstance(size_bytes, int) else None,
-        ),
-        get_text(row, "code") if row.get("code") else "none",
+        _describe_exchange_status(row, None),
+        " ".join([get_text(row, "code") if row.get("code") else "none", *_list_error(row)]),
         get_text(row, "model"),
         format_count(row.get("tokens_before")),
         format_count(row.get("tokens_after")),
@@ -619,6 +695,10 @@ def _format_exchange(row: JsonRow) -> list[str]:
         format_milliseconds(overhead_s if isinstance(overhead_s, int | float) else None),
         format_dollars(_get_mapping(row, "saving").get("net")),
     ]
+
+
+def _list_error(row: JsonRow) -> list[str]:
+    return [get_text(row, "error")] if row.get("error") else []
 
 
 def _format_event(row: JsonRow) -> list[str]:

@@ -206,12 +206,16 @@ def _format_upstream_line(fields: Mapping[str, Any]) -> str:
         f"{'upstream':10}",
         f"{'failed':11}",
         escape_unprintable(get_text(fields, "target")),
-        escape_unprintable(f"{describe_upstream_cause(cause)} ({cause})"),
+        escape_unprintable(f"{describe_upstream_cause(cause)} ({cause}){_describe_error(fields)}"),
     ]
     count = fields.get("count")
     if isinstance(count, int) and count > 1:
         parts.append(f"{format_count(count)} times")
     return "  ".join(parts)
+
+
+def _describe_error(fields: Mapping[str, Any]) -> str:
+    return f": {fields['error']}" if fields.get("error") else ""
 
 
 # Fields that `format_event_line` puts at the end of a line, each with its label. The function leaves out a
@@ -220,6 +224,7 @@ _EXTRA_FIELDS = (
     ("strategy", "by"),
     ("round", "round"),
     ("code", "status"),
+    ("error", "error"),
     ("cached_tokens", "cached"),
     ("recalls", "searches"),
     ("seconds", "took s"),

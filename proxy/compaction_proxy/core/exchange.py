@@ -41,6 +41,8 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
         recall_prompt_tokens: The part of `prompt_tokens` that belongs to the replies after the first one.
         recall_cached_tokens: The part of `cached_tokens` that belongs to the replies after the first one.
         label: The label that the client gave the request (`x-compaction-label`); empty without one.
+        error: What the upstream calls its error, such as `insufficient_quota`; without a response, the cause
+            (`core.upstream_failure`). Empty if neither is known.
     """
 
     at: float
@@ -68,6 +70,7 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
     recall_prompt_tokens: int | None = None
     recall_cached_tokens: int | None = None
     label: str = ""
+    error: str = ""
 
     @property
     def first_prompt_tokens(self) -> int | None:
@@ -105,8 +108,16 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
         """Whether the upstream's response has an error status. A missing response is no error."""
         return self.code >= FIRST_ERROR_STATUS
 
+    @property
+    def failure(self) -> str:
+        """The error status and what is known of the error, such as `429 insufficient_quota`.
 
-_TEXTS = frozenset({"model", "status", "request", "strategy", "reason", "label"})
+        Without a response, it is the cause, such as `connection-refused`. Empty if the request did not fail.
+        """
+        return f"{self.code} {self.error}".rstrip() if self.has_failed else self.error
+
+
+_TEXTS = frozenset({"model", "status", "request", "strategy", "reason", "label", "error"})
 _NUMBERS = frozenset({"at", "overhead_s", "first_byte_s", "upstream_s"})
 
 

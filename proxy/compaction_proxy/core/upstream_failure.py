@@ -1,7 +1,8 @@
 """Counts failures of upstreams by cause. A cause is a short word.
 
 The words appear in log lines, metrics, the admin API and the dashboard. Each is one of `CAUSES`, or `http-`
-and the status of the upstream's response. A cause never contains text of an exception or of a response.
+and the status of the upstream's response. A cause never contains text of an exception or of a response. What
+the upstream calls its error, such as `insufficient_quota`, is kept beside the cause.
 """
 
 from collections.abc import Iterable, Mapping
@@ -64,13 +65,22 @@ class UpstreamFailure:
         cause: One of `CAUSES`, or `http-` and a status.
         count: Number of failures.
         last_at: Time of the last failure, in seconds since the epoch.
+        errors: What the upstream calls these errors, the latest first; at most `MAX_DETAILS`.
+        models: Models of the requests, as far as they are known, the latest first; at most `MAX_DETAILS`.
+        conversation: Id of the conversation with the latest of them; empty if none is known.
     """
 
     target: str
     cause: str
     count: int
     last_at: float
+    errors: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    conversation: str = ""
 
+
+# The largest number of errors, and of models, that are kept with the failures of an upstream with one cause.
+MAX_DETAILS: Final = 5
 
 # Failures by the origin of the upstream and the cause.
 UpstreamFailures = dict[tuple[str, str], UpstreamFailure]
@@ -84,8 +94,18 @@ def add_failures(failure_totals: UpstreamFailures, new_failures: Iterable[Upstre
         if earlier is None:
             failure_totals[key] = failure
         else:
-            last_at = max(earlier.last_at, failure.last_at)
-            failure_totals[key] = replace(failure, count=earlier.count + failure.count, last_at=last_at)
+            old, new = sorted((earlier, failure), key=lambda each: each.last_at)
+            failure_totals[key] = replace(
+                new,
+                count=old.count + new.count,
+                errors=_join_latest(new.errors, old.errors),
+                models=_join_latest(new.models, old.models),
+                conversation=new.conversation or old.conversation,
+            )
+
+
+def _join_latest(new: tuple[str, ...], old: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*new, *old)))[:MAX_DETAILS]
 
 
 def failures_to_fields(failures: Iterable[UpstreamFailure]) -> list[dict[str, Any]]:
@@ -105,4 +125,12 @@ def _parse_failure(row: Mapping[str, Any]) -> UpstreamFailure | None:
     count, last_at = parse_integer(row.get("count")), parse_number(row.get("last_at"))
     if not isinstance(target, str) or not isinstance(cause, str) or count is None or last_at is None:
         return None
-    return UpstreamFailure(target, cause, count, last_at)
+    errors, models = _parse_texts(row.get("errors")), _parse_texts(row.get("models"))
+    conversation = row.get("conversation")
+    return UpstreamFailure(
+        target, cause, count, last_at, errors, models, conversation if isinstance(conversation, str) else ""
+    )
+
+
+def _parse_texts(value: object) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()

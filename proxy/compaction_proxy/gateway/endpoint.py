@@ -23,6 +23,7 @@ from compaction_proxy.compaction.types import (
 )
 from compaction_proxy.config.config import Config, get_model_settings
 from compaction_proxy.core.errors import OverloadedError, UnreadableBodyError, UpstreamError
+from compaction_proxy.core.upstream_failure import INVALID_ANSWER
 from compaction_proxy.gateway.after_response import AfterResponseHandler
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import (
@@ -65,6 +66,7 @@ from compaction_proxy.gateway.upstream import (
     send_error,
     send_request,
 )
+from compaction_proxy.gateway.upstream_monitor import find_cause
 from compaction_proxy.recall.tool import RecallTool
 from compaction_proxy.telemetry.logs import REQUEST_ID
 from compaction_proxy.telemetry.usage import NO_CAPTION, Caption
@@ -246,6 +248,8 @@ class RelayEndpoint:
         try:
             answer = await self._send_with_recovery(state)
         except UpstreamError as error:
+            cause = error.__cause__
+            state.error = find_cause(cause) if isinstance(cause, httpx.TransportError) else INVALID_ANSWER
             await _wait_for_search(state)
             state.record_overhead()
             await send_error(send, error, state.build_headers(), self._wire.encode_error)
@@ -255,6 +259,8 @@ class RelayEndpoint:
             state.record_overhead()
             return None
         state.status = answer.response.status
+        if state.has_failed:
+            state.error = answer.find_error_code()  # `_send_with_recovery` has read its body
         async with AsyncExitStack() as stack:
             stack.push_async_callback(answer.aclose)  # if the client leaves now, nobody relays the response
             await _wait_for_search(state)

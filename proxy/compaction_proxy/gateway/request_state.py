@@ -93,6 +93,7 @@ class RequestState:
         item_request: The request for a compaction item, if the client makes one; else None.
         recall_loop: Continues the response after calls of the search tool; None if the response is relayed
             directly.
+        error: What the upstream calls its error, or why no response came (`Exchange.error`).
         caption: By what people recognise the conversation, as far as it may be stored.
         conversation_search: The task that looks for the conversation while the upstream works; None if no
             search was started.
@@ -123,6 +124,7 @@ class RequestState:
     tool_offer: ToolOffer | None = None
     item_request: CompactionItemRequest | None = None
     recall_loop: RecallLoop | None = None
+    error: str = ""
     caption: Caption = NO_CAPTION
     conversation_search: asyncio.Task[str | None] | None = None
 
@@ -314,6 +316,7 @@ class RequestState:
             upstream_s,
             *self._count_continuations_and_tokens(),
             self.control_headers.label,
+            self.error,
         )
 
     def _count_continuations_and_tokens(self) -> tuple[int | None, int | None, int | None]:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.compaction.directives import DirectiveStore
@@ -42,6 +43,21 @@ CACHE_S = 1.0
 MAX_CACHED = 4_096
 # The safe size, in bytes, if every request must be parsed. No body is so small.
 _NO_SIZE = -1.0
+
+
+class GateLimits(NamedTuple):
+    """The sizes that decide about requests for a model.
+
+    Attributes:
+        max_bytes: Size of a body, in bytes, up to which a request passes the gate. -1 if every request is
+            parsed. `math.inf` if the proxy never compacts such requests; it still parses bodies of more than
+            `MAX_BYTES` bytes.
+        trigger_tokens: Smallest size, in tokens, from which a compaction can start. None if none can, or if
+            every request is parsed to offer the search tool.
+    """
+
+    max_bytes: float
+    trigger_tokens: int | None
 
 
 class SizeGate:
@@ -136,6 +152,14 @@ class SizeGate:
         output_tokens = max(limits) if limits else None
         return size <= min([self._get_safe_bytes(tenant, model, output_tokens) for model in models])
 
+    def get_limits(self, tenant: str, model: str) -> GateLimits:
+        """Returns the current limits for requests that ask for no number of output tokens.
+
+        `max_bytes` is at most `MAX_BYTES`.
+        """
+        limits = self._compute_limits(tenant, model, None)
+        return limits._replace(max_bytes=min(limits.max_bytes, MAX_BYTES))
+
     def record_accepted_size(self, tenant: str, model: str, size_bytes: int) -> None:
         """Records that the upstream accepted a body of `size_bytes` that had passed the gate.
 
@@ -159,7 +183,7 @@ class SizeGate:
         return conversation is not None and self._directives.is_compaction_requested(tenant, conversation)
 
     def _get_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns the cached result of `_compute_safe_bytes`, and computes it anew if it has expired."""
+        """Returns the cached `max_bytes` of `_compute_limits`, and computes it anew if it has expired."""
         if self._changes != self._model_limits.changes:
             self._changes = self._model_limits.changes
             self._safe_sizes.clear()
@@ -167,23 +191,22 @@ class SizeGate:
         size, until = self._safe_sizes.get(key, (_NO_SIZE, -math.inf))
         now = self._clock()
         if until < now:
-            size = self._compute_safe_bytes(tenant, model, output_tokens)
+            size = self._compute_limits(tenant, model, output_tokens).max_bytes
             if len(self._safe_sizes) >= MAX_CACHED:
                 self._safe_sizes.clear()
             if size > 0:
                 self._safe_sizes[key] = size, now + CACHE_S
         return size
 
-    def _compute_safe_bytes(self, tenant: str, model: str, output_tokens: int | None) -> float:
-        """Returns the body size in bytes up to which a request for this model certainly passes the gate.
+    def _compute_limits(self, tenant: str, model: str, output_tokens: int | None) -> GateLimits:
+        """Returns the limits for requests for this model.
 
-        The size is infinite if the proxy never compacts such requests, and `_NO_SIZE` if each of them must be
-        parsed. `output_tokens` is the number of output tokens that the request asks for; None if the request
-        names no number.
+        `output_tokens` is the number of output tokens that the request asks for; None if the request names no
+        number.
         """
         settings = get_model_settings(self._config, model)
         if settings.recall.tool == "always":  # each request is parsed, to offer the tool with it
-            return _NO_SIZE
+            return GateLimits(_NO_SIZE, None)
         policy = resolve_policy(settings)
         window = self._model_limits.peek_effective_window(tenant, self._origin, model, settings.window)
         adds_output = self._model_limits.adds_output(tenant, self._origin, model)
@@ -198,14 +221,14 @@ class SizeGate:
         rows = set_price_thresholds(policy.trigger, thresholds)
         least = compute_min_trigger(rows, budget)
         if least is None:
-            return math.inf
+            return GateLimits(math.inf, None)
         if output_tokens is not None and not self._model_limits.is_known(tenant, self._origin, model):
             # This process has not loaded the learned limits yet. Another process may have learned that the
             # upstream counts the output against the context window. So this request is parsed, which also
             # loads the learned limits. The next request may pass.
-            return _NO_SIZE
+            return GateLimits(_NO_SIZE, least)
         marks = compute_trigger_marks(rows, budget, policy.soft_share, policy.hard_percent)
-        least = min(least, marks.soft_tokens or least)
+        watched = min(least, marks.soft_tokens or least)
         limit = (
             budget.compaction_limit
             if budget.sum_limit is None
@@ -217,7 +240,7 @@ class SizeGate:
         calibration = self._model_limits.peek_calibration(tenant, self._origin, model)
         upper = calibration.ratio * math.exp(calibration.margin)
         expected = calibration.ratio if calibration.observations else upper
-        return min((least - 1) / expected, limit / upper) - 1
+        return GateLimits(min((watched - 1) / expected, limit / upper) - 1, least)
 
 
 def build_gates(

@@ -41,9 +41,12 @@ from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RELAY_TAP_FAILED
 from compaction_proxy.wires import registry
+from compaction_proxy.wires.context_errors import find_error_code
 
 # The number of bytes of an error response that the proxy searches for the cause of the error.
 PEEK_BYTES = 65_536
+# The proxy looks for the provider's own code of an error in bodies of at most this many bytes.
+MAX_ERROR_BYTES = 16_384
 
 _log = structlog.get_logger()
 
@@ -126,13 +129,17 @@ class UpstreamResponse:
             object may read its body.
     """
 
-    __slots__ = ("_coming", "_cut", "_seen", "_upstream", "response")
+    __slots__ = ("_coming", "_copy", "_cut", "_is_reported", "_seen", "_upstream", "response")
 
     def __init__(self, response: HttpResponse, upstream: Upstream | None = None) -> None:
         self.response = response
         self._upstream = upstream
         self._seen: deque[bytes] = deque()
         self._cut: httpx.TransportError | None = None
+        # The body of an error, as far as it has passed; only its beginning if it is not small.
+        has_failed = upstream is not None and response.status >= FIRST_ERROR_STATUS
+        self._copy = bytearray() if has_failed else None
+        self._is_reported = False
         self._coming: asyncio.Task[bytes] | None = None  # a read that `peek_with_timeout` has begun
 
     async def peek(self, limit_bytes: int) -> bytes:
@@ -183,11 +190,14 @@ class UpstreamResponse:
         """
         coming, self._coming = self._coming, None
         try:
-            return await (coming or self.response.read())
+            chunk = await (coming or self.response.read())
         except httpx.TransportError as error:
             if self._upstream is not None:
                 self._upstream.monitor.record_cut(self._upstream.origin, error)
             raise
+        if self._copy is not None:
+            self._copy += chunk[: MAX_ERROR_BYTES + 1 - len(self._copy)]
+        return chunk
 
     @property
     def is_cut(self) -> bool:
@@ -217,8 +227,22 @@ class UpstreamResponse:
         """Whether the body is a stream of server-sent events, by the response's `content-type`."""
         return self.get_field(b"content-type").strip().lower().startswith(EVENT_STREAM.decode())
 
+    def find_error_code(self) -> str:
+        """Returns what the upstream calls its error; empty if unknown, or if the body has not passed yet."""
+        if not self._copy or len(self._copy) > MAX_ERROR_BYTES:
+            return ""
+        return find_error_code(bytes(self._copy), self.get_field(b"content-encoding"))
+
     async def aclose(self) -> None:
-        """Closes the response. If its body is not complete, the connection to the upstream is closed."""
+        """Closes the response. If its body is not complete, the connection to the upstream is closed.
+
+        Reports an error status to the upstream's monitor, with what the upstream calls the error.
+        """
+        if self._copy is not None and self._upstream is not None and not self._is_reported:
+            self._is_reported = True
+            self._upstream.monitor.record_status(
+                self._upstream.origin, self.response.status, self.find_error_code()
+            )
         if self._coming is not None:
             self._coming.cancel()
             await asyncio.gather(self._coming, return_exceptions=True)
@@ -228,7 +252,7 @@ class UpstreamResponse:
 async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResponse:
     """Sends a request, and waits until the status and the header fields of the response have arrived.
 
-    Reports an error of the upstream to the upstream's monitor.
+    Reports an error of the upstream to the upstream's monitor; an error status when the response is closed.
 
     Raises:
         OverloadedError: If the system has no resources for another connection. Nothing was sent.
@@ -244,7 +268,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
         monitor.record_invalid_status(upstream.origin)
         await response.aclose()
         raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
-    if status >= FIRST_ERROR_STATUS or monitor.failure_counts:
+    if status < FIRST_ERROR_STATUS and monitor.failure_counts:
         monitor.record_status(upstream.origin, status)
     return UpstreamResponse(response, upstream)
 

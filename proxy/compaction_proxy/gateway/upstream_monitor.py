@@ -19,9 +19,11 @@ from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVE
 # it remembers at most this many pairs. A pair that it has forgotten may be logged again earlier.
 MAX_PAIRS = 500
 
-# A function that is called on the event loop with the target (an upstream's origin) and the cause of a
-# failure. It must not block.
-FailureListener = Callable[[str, str], None]
+# Functions that are called on the event loop with the target (an upstream's origin) and the cause of an
+# error. A `FailureListener` also gets what the upstream calls the error; empty if unknown. They must not
+# block.
+ErrorListener = Callable[[str, str], None]
+FailureListener = Callable[[str, str, str], None]
 
 _log = structlog.get_logger()
 
@@ -94,7 +96,7 @@ class UpstreamMonitor:
 
     def __init__(
         self,
-        error_listeners: Sequence[FailureListener] = (),
+        error_listeners: Sequence[ErrorListener] = (),
         failure_listeners: Sequence[FailureListener] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -122,8 +124,10 @@ class UpstreamMonitor:
         """Reports that the connection failed after the header fields of a response had arrived."""
         self._record_failure(target, find_cause(error, has_head=True))
 
-    def record_status(self, target: str, status: int) -> None:
+    def record_status(self, target: str, status: int, error: str = "") -> None:
         """Reports the status of a response to the listeners and the log, if it is an error status.
+
+        `error` is what the upstream calls the error, such as `insufficient_quota`; empty if unknown.
 
         If the target was failing and the status is not 5xx, the target has recovered. The method then logs
         the recovery, if it has logged the failure.
@@ -135,7 +139,7 @@ class UpstreamMonitor:
                 self._logged.discard(target)
                 _log.info(UPSTREAM_RECOVERED, target=target, failures=failures)
         if is_failure_status(status):
-            self._record_failure(target, format_status_cause(status), is_failing=is_failing)
+            self._record_failure(target, format_status_cause(status), error, is_failing=is_failing)
         elif status >= FIRST_ERROR_STATUS:
             for listener in self._error_listeners:
                 listener(target, format_status_cause(status))
@@ -146,7 +150,7 @@ class UpstreamMonitor:
             del self.failure_counts[target]
             self._logged.discard(target)
 
-    def _record_failure(self, target: str, cause: str, *, is_failing: bool = False) -> None:
+    def _record_failure(self, target: str, cause: str, error: str = "", *, is_failing: bool = False) -> None:
         """Passes a failure to all listeners, and logs it.
 
         Does not log it if the same target and cause were logged in the last minute.
@@ -155,11 +159,14 @@ class UpstreamMonitor:
         """
         if is_failing:
             self.failure_counts[target] = self.failure_counts.get(target, 0) + 1
-        for listener in (*self._error_listeners, *self._failure_listeners):
+        for listener in self._error_listeners:
             listener(target, cause)
+        for report in self._failure_listeners:
+            report(target, cause, error)
         suppressed = self._throttle.admit_report((target, cause))
         if suppressed is not None:
-            left_out = {"suppressed": suppressed} if suppressed else {}
-            _log.warning(UPSTREAM_FAILED, target=target, cause=cause, **left_out)
+            known = {"error": error, "suppressed": suppressed}
+            details = {name: value for name, value in known.items() if value}
+            _log.warning(UPSTREAM_FAILED, target=target, cause=cause, **details)
             if is_failing:
                 self._logged.add(target)

@@ -205,6 +205,13 @@ def is_self_hosted(origin: str) -> bool:
         return "." not in host or host.endswith(PRIVATE_DOMAINS)
 
 
+def uses_list_prices(config: Config) -> bool:
+    """Returns whether the prices of the shipped table count for at least one configured upstream."""
+    upstream = config.upstream
+    origins = (str(parse_origin(upstream.get_provider(wire)[0])) for wire in WIRES)
+    return upstream.prices == "list" or not all(map(is_self_hosted, origins))
+
+
 class PriceBook:
     """Finds the prices of models.
 

@@ -126,6 +126,13 @@ EVENT_KIND_TEXTS = {
 }
 
 
+# What a reader should know whose search for a conversation finds nothing.
+WHOLE_ID_HINT = (
+    "A client's own session id must be given whole: names are stored, and found by a part, only with "
+    "session.store_names: true."
+)
+
+
 def escape_unprintable(text: object) -> str:
     """Returns a text as a single line, in which every unprintable character is escaped.
 
@@ -300,15 +307,27 @@ def describe_upstream_cause(code: str) -> str:
     return UPSTREAM_CAUSE_TEXTS.get(code) or code.replace("-", " ") or UNKNOWN
 
 
-def describe_status(status: str, reason: str, size_bytes: int | None) -> str:
+def describe_failed_requests(failed: int, requests: int, failure: str) -> str:
+    """Returns a text such as `6 of 6 requests failed: 429 insufficient_quota`.
+
+    `failure` is why the latest of them failed; empty if unknown.
+    """
+    reason = f": {failure}" if failure else ""
+    return f"{format_count(failed)} of {format_quantity(requests, 'request')} failed{reason}"
+
+
+def describe_status(status: str, reason: str, size_bytes: int | None, most_bytes: float | None = None) -> str:
     """Returns the text for what the proxy did with a request.
 
     This is the status, followed by the code of the reason if there is one. For a request that was not read
-    because of its size, it is `not inspected (small)` and this size.
+    because of its size, it is `not inspected (small)` and this size. `most_bytes` is the largest such size
+    now. It is shown unless it is unknown or was larger when the request came.
     """
     if reason == "small":
-        size = "" if size_bytes is None else f", {format_count(size_bytes)} bytes"
-        return f"not inspected (small){size}"
+        if size_bytes is None:
+            return "not inspected (small)"
+        most = f" of at most {format_count(most_bytes)}" if most_bytes and most_bytes >= size_bytes else ""
+        return f"not inspected (small), {format_count(size_bytes)}{most} bytes"
     return f"{status} {reason}" if reason else status
 
 
@@ -348,3 +367,25 @@ def describe_request_after_undo(remaining: int | None, hard_tokens: int | None) 
     return (
         f"The next request is sent {form}, unless it has more than {size}: then a new round is made at once."
     )
+
+
+def describe_missing_price(*, list_prices: bool) -> str:
+    """Returns why no price is known. `list_prices` says whether the shipped list of prices is used."""
+    if list_prices:
+        return "no price was known for any model used; set models.*.prices"
+    return (
+        "list prices are not used for an upstream on this machine or network; set upstream.prices: list, or "
+        "models.*.prices"
+    )
+
+
+def describe_missing_dollars(prompt_tokens: int | None, *, list_prices: bool) -> str:
+    """Returns why no amount is known.
+
+    Args:
+        prompt_tokens: The input tokens that the provider has counted.
+        list_prices: Whether the shipped list of prices is used.
+    """
+    if prompt_tokens:
+        return describe_missing_price(list_prices=list_prices)
+    return "the provider has not reported what it counted (usage)"

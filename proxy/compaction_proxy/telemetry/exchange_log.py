@@ -239,6 +239,8 @@ class ExchangeLog:
         tenant, conversation, exchange = recorded.tenant, recorded.conversation, recorded.exchange
         price = self._pricing.get_price(exchange.model, recorded.origin)
         entry = ExchangeEntry(tenant, conversation, exchange, self._savings.track_exchange(recorded, price))
+        if exchange.failure:
+            self._statistics.describe_upstream_failure(recorded.origin, entry)
         if conversation is None or self._usage_store.add_entry(
             conversation, entry, recorded.start_mark, recorded.caption
         ):

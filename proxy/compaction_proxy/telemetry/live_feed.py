@@ -67,8 +67,9 @@ class FeedItem(NamedTuple):
             follower read too slowly, so items were dropped).
         fields: For an event, its fields without texts and message ids. For an exchange, its fields and its
             `conversation` if that is known. For `upstream`, the `target` and the `cause` of the failures,
-            their `count` in one process since the item before, and the time of the item (`at`). For `lost`,
-            the number of dropped items in the field `lost`.
+            what the upstream calls the error if that is known (`error`), their `count` in one process since
+            the item before, and the time of the item (`at`). For `lost`, the number of dropped items in the
+            field `lost`.
     """
 
     id: str
@@ -145,7 +146,7 @@ class LiveFeed:
         self._events: deque[FeedItem] = deque(maxlen=MAX_WAITING)
         # The list of exchanges also takes failures of upstreams.
         self._exchanges: deque[FeedItem] = deque(maxlen=EXCHANGES_PER_S)
-        self._upstream_failures: Counter[tuple[str, str]] = Counter()
+        self._upstream_failures: Counter[tuple[str, str, str]] = Counter()
         self._followers: set[_Follower] = set()
         self._poll: asyncio.Task[None] | None = None
         self._has_remote_followers = False
@@ -171,17 +172,18 @@ class LiveFeed:
         if event.kind != MEASURED:
             self.publish(COMPACTION, _to_public_fields(event))
 
-    def record_upstream_failure(self, target: str, cause: str) -> None:
+    def record_upstream_failure(self, target: str, cause: str, error: str = "") -> None:
         """Counts a failure of an upstream (`target`), which the next `flush` publishes."""
-        self._upstream_failures[target, cause] += 1
+        self._upstream_failures[target, cause, error] += 1
 
     async def flush(self) -> None:
         """Writes the queued items. Drops all of them that are no events if no process has a follower.
 
         Each call writes at most `EXCHANGES_PER_S` exchanges and upstream failures. Call it once a second.
         """
-        for (target, cause), number in self._upstream_failures.items():
-            self.publish(UPSTREAM, {"at": self._now(), "target": target, "cause": cause, "count": number})
+        for (target, cause, error), number in self._upstream_failures.items():
+            fields = {"at": self._now(), "target": target, "cause": cause, "count": number}
+            self.publish(UPSTREAM, {**fields, "error": error} if error else fields)
         self._upstream_failures.clear()
         await self._check_remote_followers()
         if not self.has_followers:

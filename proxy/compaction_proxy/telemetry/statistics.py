@@ -34,6 +34,7 @@ from compaction_proxy.core.upstream_failure import (
     UpstreamFailures,
     add_failures,
     failures_to_fields,
+    format_status_cause,
     parse_failures,
 )
 from compaction_proxy.storage.keys import (
@@ -362,13 +363,34 @@ class Statistics:
         """Counts one event under the model that its conversation uses. This is an `EventListener`."""
         self._get_or_create_counters(event.at, event.asked, tenant, self._now()).add_event(event)
 
-    def record_upstream_failure(self, target: str, cause: str) -> None:
-        """Counts a failure of an upstream (`target`) in the current hour."""
+    def record_upstream_failure(self, target: str, cause: str, error: str = "") -> None:
+        """Counts a failure of an upstream (`target`) in the current hour.
+
+        `error` is what the upstream calls the error; empty if unknown.
+        """
         now = self._now()
         failures = self._get_own_hour(int(now // HOUR_S)).failures
         if (target, cause) not in failures and len(failures) >= MAX_FAILURES:
             target, cause = OTHERS
-        add_failures(failures, [UpstreamFailure(target, cause, 1, now)])
+        add_failures(failures, [UpstreamFailure(target, cause, 1, now, (error,) if error else ())])
+
+    def describe_upstream_failure(self, target: str, entry: ExchangeEntry) -> None:
+        """Adds the model and the conversation of a failed exchange to the failures of the current hour.
+
+        Does nothing if no failure of this upstream (`target`) with this cause was counted in the hour.
+        """
+        exchange = entry.exchange
+        cause = format_status_cause(exchange.code) if exchange.has_failed else exchange.error
+        number = int(self._now() // HOUR_S)
+        hour = self._own_hours.get(number)
+        if hour is not None and (target, cause) in hour.failures:
+            models = (exchange.model,) if exchange.model else ()
+            last_at = hour.failures[target, cause].last_at
+            add_failures(
+                hour.failures,
+                [UpstreamFailure(target, cause, 0, last_at, (), models, entry.conversation or "")],
+            )
+            self._unwritten.add(number)
 
     async def flush(self, *, force: bool = False) -> None:
         """Writes the counters of each hour to the store if they have changed since their last write.

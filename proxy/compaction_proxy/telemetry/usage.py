@@ -47,9 +47,11 @@ DOLLARS = ("cost_usd", "gross_usd", "cache_loss_usd", "summary_usd")
 # exchange for which it is known.
 SUMMED = (
     "requests", "request_bytes", "prompt_tokens", "completion_tokens", "cached_tokens", "recalls", "rounds",
-    "priced", *DOLLARS,
+    "counted", "sent_tokens", "read_tokens", "summary_tokens", "priced", "failed", *DOLLARS,
 )  # fmt: skip
-_LATEST = ("model", "status", "strategy", "label", "tokens_before", "tokens_after", "trigger", "window")
+_LATEST = (
+    "model", "status", "strategy", "label", "failure", "tokens_before", "tokens_after", "trigger", "window",
+)  # fmt: skip
 _get_latest = attrgetter(*_LATEST)
 
 
@@ -135,7 +137,13 @@ class Totals:
         cached_tokens: Input tokens that the upstream had cached.
         recalls: Number of further replies that the model gave after it had searched removed messages.
         rounds: Number of compactions.
+        counted: Number of requests whose sizes are known (`Exchange.sizes`).
+        sent_tokens: Tokens of these requests as the client sent them.
+        read_tokens: Tokens of the same requests as the upstream read them.
+        summary_tokens: Input tokens of summary calls.
         priced: Number of requests whose price is known.
+        failed: Number of requests that the upstream answered with an error status, or did not answer.
+        failure: Why the last of them failed (`Exchange.failure`); empty if there was none.
         cost_usd: Cost of the requests whose price is known, in dollars. Summaries are not included.
         gross_usd: Additional dollars that the same requests would have cost without compaction.
         cache_loss_usd: Additional dollars that the same requests cost because compaction broke prompt caches.
@@ -162,7 +170,13 @@ class Totals:
     cached_tokens: int = 0
     recalls: int = 0
     rounds: int = 0
+    counted: int = 0
+    sent_tokens: int = 0
+    read_tokens: int = 0
+    summary_tokens: int = 0
     priced: int = 0
+    failed: int = 0
+    failure: str = ""
     cost_usd: float = 0.0
     gross_usd: float = 0.0
     cache_loss_usd: float = 0.0
@@ -172,6 +186,16 @@ class Totals:
     trigger: int | None = None
     window: int | None = None
     last_at: float = 0.0
+
+    @property
+    def gross_tokens(self) -> int | None:
+        """Tokens that the client sent and the upstream did not read; None if no request is counted."""
+        return self.sent_tokens - self.read_tokens if self.counted else None
+
+    @property
+    def net_tokens(self) -> int | None:
+        """`gross_tokens` less the input tokens of summary calls; None if no request is counted."""
+        return self.sent_tokens - self.read_tokens - self.summary_tokens if self.counted else None
 
     @property
     def net_usd(self) -> float | None:
@@ -187,6 +211,12 @@ class Totals:
         self.completion_tokens += exchange.completion_tokens or 0
         self.cached_tokens += exchange.cached_tokens or 0
         self.recalls += exchange.recalls or 0
+        if exchange.sizes is not None:
+            sent, read = exchange.sizes
+            self.counted += 1
+            self.sent_tokens += sent
+            self.read_tokens += read
+        self.failed += bool(exchange.failure)
         if saving is not None:
             self.priced += 1
             self.cost_usd += saving.cost
@@ -297,18 +327,20 @@ class UsageStore:
         return True
 
     def on_event(self, tenant: str, event: Event) -> None:
-        """Adds the compaction that an event reports, and the event's cost, to the conversation's totals.
+        """Adds the compaction that an event reports, its tokens and its cost to the conversation's totals.
 
-        Ignores events that report no compaction and have no cost. This is an `EventListener`.
+        Ignores events that report no compaction and have neither tokens nor a cost. This is an
+        `EventListener`.
         """
-        paid, made = event.cost_usd or 0.0, event.kind == COMPACTED
-        if event.kind == MEASURED or not event.conversation or not (paid or made):
+        paid, made, tokens = event.cost_usd or 0.0, event.kind == COMPACTED, event.prompt_tokens or 0
+        if event.kind == MEASURED or not event.conversation or not (paid or made or tokens):
             return
         waiting = self._get_or_create_pending(
             tenant, event.conversation, self._records.deletion_fence.get_start_mark()
         )
         if waiting is not None:
             waiting.totals.summary_usd += paid
+            waiting.totals.summary_tokens += tokens
             waiting.totals.rounds += made
 
     async def flush(self) -> None:

@@ -327,6 +327,22 @@ def _read_event_payload(text: str) -> object:
     return None
 
 
+# What a provider may call its errors. A number says no more than the status does.
+_ERROR_CODE: Final = re.compile(r"(?=[0-9_.-]*[A-Za-z])[A-Za-z0-9_.-]{1,64}")
+
+
+def find_error_code(body: bytes, content_encoding: str = "") -> str:
+    """Returns the `code`, else the `type`, of the error in a body, such as `insufficient_quota`.
+
+    Only a short identifier counts: up to 64 letters, digits, `_`, `.` and `-`, with a letter among them.
+    Returns an empty text if there is none. Takes the same arguments as `parse_overflow`.
+    """
+    payload = as_object(parse_json((_decode_text(body, content_encoding) or "").encode()))
+    error = as_object(payload.get("error")) or payload
+    names = (error.get("code"), error.get("type"))
+    return next((name for name in names if isinstance(name, str) and _ERROR_CODE.fullmatch(name)), "")
+
+
 _NULL: Final = msgspec.Raw(b"null")
 
 

@@ -34,7 +34,8 @@ ASKED = Exchange(
 )
 # What totals say besides of a request that was not read, and whose price is not known.
 UNPRICED = {
-    "status": "none", "strategy": "", "label": "", "name": "", "title": "", "recalls": 0, "rounds": 0,
+    "status": "none", "strategy": "", "label": "", "name": "", "title": "", "failed": 0, "failure": "",
+    "recalls": 0, "rounds": 0,
     "priced": 0, "cost_usd": 0.0, "gross_usd": 0.0, "cache_loss_usd": 0.0, "summary_usd": 0.0,
     "tokens_before": None, "tokens_after": None, "trigger": None,
     "window": None,
@@ -169,6 +170,10 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
             "cached_tokens": 60,
             "last_at": 7.0,
             **UNPRICED,
+            "counted": 1,
+            "sent_tokens": 100,
+            "read_tokens": 100,
+            "summary_tokens": 0,
         },
         "rounds": [round_of(1), round_of(2)],
         "pins": [{"id": build_pin_id("Use SI units."), "text": "Use SI units."}],
@@ -178,6 +183,10 @@ async def test_a_conversation_is_shown_with_its_totals_rounds_and_wishes() -> No
         "hard_tokens": None,
         "bypass": False,
         "money": None,
+        "tokens": {"gross_tokens": 0, "summary_tokens": 0, "net_tokens": 0},
+        "list_prices": True,
+        "small_bytes": None,
+        "min_trigger": None,
     }
 
 

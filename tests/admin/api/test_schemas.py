@@ -13,6 +13,7 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import COMPACTED, Event
 from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.gateway.size_gate import GateLimits
 from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
@@ -88,6 +89,7 @@ def test_an_item_of_the_feed_shows_no_text_and_no_ids_of_messages() -> None:
         (ExchangeCounters(requests=4, failed=1, unpriced=3), None),  # no price of any answer is known
         (ExchangeCounters(requests=4, failed=1, unpriced=2, gross_usd=3.0, cache_loss_usd=1.0), 2.0),
         (ExchangeCounters(requests=4, failed=4, summary_usd=0.5), -0.5),
+        (ExchangeCounters(requests=4, failed=4), None),
         (ExchangeCounters(), 0.0),
     ],
 )
@@ -101,7 +103,8 @@ def test_counters_have_dollars_where_the_price_of_an_answer_is_known(
 
 def test_statistics_have_a_row_for_each_label_and_a_total() -> None:
     counters = ExchangeCounters(requests=3, statuses={"none": 1, "failed-open": 2})
-    told = schemas.to_stats(1.0, 9.0, "model", StatisticsReport((StatisticsRow("m", counters),), counters))
+    report = StatisticsReport((StatisticsRow("m", counters),), counters)
+    told = schemas.to_stats(1.0, 9.0, "model", report, list_prices=True)
     assert set(told) == names(schemas.Stats)
     assert set(told["rows"][0]) == names(schemas.StatsRow)
     assert [told[name] for name in ("since", "until", "by")] == [1.0, 9.0, "model"]
@@ -113,13 +116,24 @@ def test_a_conversation_is_told_with_what_users_asked_for() -> None:
     noted = NotedInstruction("instructions", "AGENTS.md", "user", 12)
     directives = Directives(pins=("Use SI units.",), instructions=(noted,), removed=(noted.id,), bypass=True)
     overview = ConversationOverview(Totals(priced=0), (MADE,), frozenset({PLACE}), directives)
-    told = schemas.to_conversation(NAME, overview, 90_000)
+    limits = GateLimits(84_998.5, 88_500)
+    told = schemas.to_conversation(NAME, overview, limits, hard_tokens=90_000, list_prices=False)
     assert set(told) == names(schemas.Conversation)
     assert (told["rounds"][0]["undone"], told["rounds"][0]["round"]) == (True, 1)
     assert told["pins"] == [{"id": build_pin_id("Use SI units."), "text": "Use SI units."}]
     assert [(each["id"], each["removed"]) for each in told["instructions"]] == [(noted.id, True)]
     assert (told["bypass"], told["compact"], told["money"]) == (True, False, None)
     assert told["hard_tokens"] == 90_000
+    assert (told["tokens"], told["list_prices"]) == (None, False)
+    assert (told["small_bytes"], told["min_trigger"]) == (84_998, 88_500)
+
+
+def test_a_conversation_has_saved_tokens_where_a_count_is_known() -> None:
+    totals = Totals(counted=1, sent_tokens=900, read_tokens=300, summary_tokens=50)
+    overview = ConversationOverview(totals, (), frozenset(), Directives())
+    told = schemas.to_conversation(NAME, overview, GateLimits(-1.0, None), hard_tokens=None, list_prices=True)
+    assert told["tokens"] == {"gross_tokens": 600, "summary_tokens": 50, "net_tokens": 550}
+    assert (told["small_bytes"], told["min_trigger"]) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from compaction_proxy.admin.api.routing import AdminSettings
 from compaction_proxy.admin.queries import (
     CompactionRecord,
     ConversationFilter,
@@ -18,6 +19,7 @@ from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES, build_requests_cha
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives
+from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError, SearchUnavailableError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event, to_fields
 from compaction_proxy.core.problem import Problem
@@ -28,7 +30,7 @@ from compaction_proxy.replay.runner import ReplayOptions
 from compaction_proxy.support.formatting import MINUS
 from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
 from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
-from compaction_proxy.telemetry.usage import Totals
+from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
 from tests.helpers.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
 from tests.helpers.journals import exchange
 
@@ -45,6 +47,7 @@ NOTHING: dict[str, Any] = {
     "list_upstream_failures": ([], True),
     "list_conversations": ConversationPage([], None),
     "get_overview": ConversationOverview(Totals(), (), frozenset(), Directives()),
+    "get_gate_limits": None,
     "list_exchanges": [],
     "list_compactions": [],
     "get_compaction": (
@@ -153,8 +156,62 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
     async with pages(FakeAdmin(answers)) as client:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
-        assert f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price is known for these models." in overview
-        assert "Net saved n/a No price is known for this model." in Read((await client.get(ONE)).text).text
+        assert (
+            f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price was known for any model used; set models"
+            in overview
+        )
+        page = Read((await client.get(ONE)).text).text
+    assert "Net saved n/a No dollars: no price was known for any model used; set models.*.prices." in page
+
+
+LOCAL = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:9000/v1"}})
+UNUSED = (
+    "No dollars: list prices are not used for an upstream on this machine or network; set upstream.prices: "
+    "list, or models.*.prices."
+)
+
+
+async def test_without_a_price_tokens_are_the_saving_of_a_conversation_and_the_reason_is_said() -> None:
+    answers, unpriced = sample(), counters(unpriced=9_308)
+    saved = Totals(
+        requests=3, prompt_tokens=9, counted=2, sent_tokens=50_000, read_tokens=20_000, summary_tokens=1_500
+    )
+    answers |= {
+        "settings": AdminSettings(LOCAL),
+        "get_statistics": StatisticsReport((), unpriced),
+        "get_overview": replace(answers["get_overview"], totals=saved),
+    }
+    async with pages(FakeAdmin(answers)) as client:
+        assert UNUSED in Read((await client.get("/ui")).text).text
+        assert f"n/a: {UNUSED.partition(': ')[2]}" in Read((await client.get("/ui/settings")).text).text
+        assert (
+            f"Net saved 28.5k tokens tokens saved, gross 30,000 {MINUS} summaries 1,500 Of 2 of 3 requests; "
+            f"of the others, the token count is not known. {UNUSED}"
+        ) in Read((await client.get(ONE)).text).text
+
+
+async def test_where_all_requests_failed_that_is_why_there_are_no_dollars() -> None:
+    failed = ExchangeCounters(requests=2, failed=2)
+    async with pages(FakeAdmin(sample() | {"get_statistics": StatisticsReport((), failed)})) as client:
+        assert "No dollars: all requests failed." in Read((await client.get("/ui")).text).text
+
+
+async def test_of_a_conversation_that_was_not_inspected_the_count_and_the_limits_are_shown() -> None:
+    small = exchange(AT, reason="small", request_bytes=38_851, prompt_tokens=9_712)
+    answers = sample() | {"list_exchanges": [ExchangeEntry("t", NAME, small, None)]}
+    async with pages(FakeAdmin(answers)) as client:
+        assert (
+            "Context now 9.7k 9,712 tokens, as the provider counted them. The last request: not inspected "
+            "(small), 38,851 of at most 84,998 bytes. Compacts at 88,500 tokens."
+        ) in Read((await client.get(ONE)).text).text
+
+
+async def test_a_search_that_finds_nothing_says_how_a_session_is_found() -> None:
+    async with pages(FakeAdmin({**NOTHING})) as client:
+        searched = Read((await client.get("/ui/conversations?q=invoice")).text).text
+        filtered = Read((await client.get("/ui/conversations?model=invoice")).text).text
+    assert "Nothing found for “invoice” A client's own session id must be given whole" in searched
+    assert "session.store_names" not in filtered
 
 
 async def test_where_summaries_took_more_than_was_removed_providers_read_more() -> None:
@@ -172,10 +229,10 @@ async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
         "get_statistics": StatisticsReport((), silent),
         "get_overview": replace(answers["get_overview"], totals=Totals()),
     }
-    reason = "he provider has not reported what it counted ( usage )."
+    reason = "he provider has not reported what it counted (usage)."
     async with pages(FakeAdmin(answers)) as client:
         assert f"No dollars: t{reason}" in Read((await client.get("/ui")).text).text
-        assert f"Net saved n/a T{reason}" in Read((await client.get(ONE)).text).text
+        assert f"Net saved n/a No dollars: t{reason}" in Read((await client.get(ONE)).text).text
 
 
 async def test_an_empty_proxy_says_what_to_do_next() -> None:
@@ -192,7 +249,8 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
     async with pages(api) as client:
         text = Read((await client.get("/ui/failures?since=7d")).text).text
     for told in (
-        "Target Cause Count Last https://api.example:443 connection refused connection-refused 1,204 18 Nov",
+        "Target Cause Count Last Models Latest conversation https://api.example:443",
+        "https://api.example:443 connection refused connection-refused 1,204 18 Nov",
         "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
         "2 of 9,311 requests of the last 7d went on without a compaction that was due: the store 2 (store-",
         "Failed open The request went on as it came. The store: the store could not be read",

@@ -3,12 +3,13 @@
 import asyncio
 import math
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Query, Response
 
 from compaction_proxy.admin.api import schemas
 from compaction_proxy.admin.api.routing import (
+    AdminSettings,
     CommandsDependency,
     ListLimit,
     ListOffset,
@@ -39,7 +40,15 @@ from compaction_proxy.admin.api.schemas import (
     to_pins,
     to_undone,
 )
-from compaction_proxy.admin.queries import MAX_SCANNED, ConversationFilter, Sort, estimate_hard_mark
+from compaction_proxy.admin.queries import (
+    MAX_SCANNED,
+    ConversationFilter,
+    ConversationQueries,
+    Sort,
+    estimate_hard_mark,
+)
+from compaction_proxy.compaction.commands import ConversationCommands
+from compaction_proxy.providers.pricing import uses_list_prices
 from compaction_proxy.recall.search import MAX_HITS
 
 router = create_router()
@@ -97,12 +106,21 @@ async def _listed(  # noqa: PLR0913, PLR0917 - one for each parameter of the que
 
 @router.get("/conversations/{conversation}", response_model=Conversation)
 async def _overview(
-    conversation: str, commands: CommandsDependency, settings: SettingsDependency
+    conversation: str, commands: CommandsDependency, queries: QueriesDependency, settings: SettingsDependency
 ) -> Response:
     """Get a conversation: its usage, costs, compactions, pins and project instructions."""
+    return build_json_response(await _describe_conversation(conversation, commands, queries, settings))
+
+
+async def _describe_conversation(
+    conversation: str, commands: ConversationCommands, queries: ConversationQueries, settings: AdminSettings
+) -> dict[str, Any]:
+    """Returns the fields of a `Conversation`."""
     overview = await commands.get_overview(conversation)
+    limits = await queries.get_gate_limits(conversation, overview.totals.model)
     hard_tokens = estimate_hard_mark(settings.config, overview.totals)
-    return build_json_response(to_conversation(conversation, overview, hard_tokens))
+    list_prices = uses_list_prices(settings.config)
+    return to_conversation(conversation, overview, limits, hard_tokens=hard_tokens, list_prices=list_prices)
 
 
 @router.delete("/conversations/{conversation}", response_model=Forgotten)
@@ -121,17 +139,19 @@ async def _forget_tenant(conversation: str, commands: CommandsDependency) -> Res
 
 
 @router.get("/conversations/{conversation}/export", response_model=Export)
-async def _export(conversation: str, commands: CommandsDependency, settings: SettingsDependency) -> Response:
+async def _export(
+    conversation: str, commands: CommandsDependency, queries: QueriesDependency, settings: SettingsDependency
+) -> Response:
     """Export the current state of a conversation, with its events and its archived messages."""
-    overview, events = await commands.get_overview(conversation), await commands.list_events(conversation)
+    described = await _describe_conversation(conversation, commands, queries, settings)
+    events = await commands.list_events(conversation)
     messages = await commands.list_archived_messages(conversation)
-    hard_tokens = estimate_hard_mark(settings.config, overview.totals)
     # An export may have megabytes. A thread encodes it as JSON, so that the event loop can relay requests
     # meanwhile.
     return await asyncio.to_thread(
         lambda: build_json_response(
             {
-                "conversation": to_conversation(conversation, overview, hard_tokens),
+                "conversation": described,
                 "events": [asdict(each) for each in events],
                 "messages": [to_archived_message(each) for each in messages],
             }

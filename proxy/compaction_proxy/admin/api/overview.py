@@ -52,6 +52,7 @@ from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.errors import RequestRefusedError
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.providers.pricing import uses_list_prices
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import KEPT, VisibleMessage
 from compaction_proxy.replay.jobs import parse_job
@@ -93,6 +94,7 @@ class Configuration:
 @router.get("/stats", response_model=schemas.Stats)
 async def _stats(
     queries: QueriesDependency,
+    settings: SettingsDependency,
     since: TimeParameter = "7d",
     until: TimeParameter = "0m",
     by: Grouping = "total",
@@ -103,8 +105,9 @@ async def _stats(
     """
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
+    report = await queries.get_statistics(start, stop, by)
     return build_json_response(
-        schemas.to_stats(start, stop, by, await queries.get_statistics(start, stop, by))
+        schemas.to_stats(start, stop, by, report, list_prices=uses_list_prices(settings.config))
     )
 
 
@@ -124,9 +127,10 @@ async def _upstream_failures(
 
 
 @router.get("/models", response_model=schemas.Models)
-async def _models(queries: QueriesDependency) -> Response:
+async def _models(queries: QueriesDependency, settings: SettingsDependency) -> Response:
     """List the context windows and prices of models that are configured by name or were used recently."""
-    return build_json_response({"models": [asdict(each) for each in await queries.list_models()]})
+    rows = [asdict(each) for each in await queries.list_models()]
+    return build_json_response({"models": rows, "list_prices": uses_list_prices(settings.config)})
 
 
 @router.get("/config", response_model=Configuration)

@@ -22,6 +22,7 @@ from compaction_proxy.core.event import Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.search_tool import parse_line_range, split_lines
 from compaction_proxy.core.upstream_failure import UpstreamFailure
+from compaction_proxy.gateway.size_gate import GateLimits
 from compaction_proxy.recall.archive import RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import SearchHit
@@ -50,7 +51,7 @@ def _select_values(record: object, names: Iterable[str]) -> dict[str, Any]:
 _CONVERSATION_FIELDS = (
     "model", "requests", "last_at", "prompt_tokens", "completion_tokens", "cached_tokens", "tokens_before",
     "tokens_after", "trigger", "window", "status", "strategy", "label", "name",
-    "title", "rounds", "priced",
+    "title", "rounds", "priced", "failed", "failure",
 )  # fmt: skip
 _REMOVED_MESSAGE_FIELDS = ("id", "index", "role", "text")
 _VISIBLE_MESSAGE_FIELDS = ("id", "role", "text", "origin")
@@ -59,6 +60,9 @@ _ROUND_FIELDS = (
     "tokens_real",
 )  # fmt: skip
 _MONEY_FIELDS = (*DOLLARS, "net_usd")
+_SAVED_TOKENS_FIELDS = ("gross_tokens", "summary_tokens", "net_tokens")
+_LIST_PRICES = """list_prices: Whether the shipped list of prices is used. It is not if all upstreams are on
+            this machine or network, unless `upstream.prices` is `list`."""
 Saved = _make_schema(
     "Saved",
     """The cost and the saving of an exchange, in dollars, without the cost of summaries.
@@ -83,6 +87,17 @@ Money = _make_schema(
         net_usd: `gross_usd` less `cache_loss_usd` and `summary_usd`.
     """,
     dict.fromkeys(_MONEY_FIELDS, float),
+)
+SavedTokens = _make_schema(
+    "SavedTokens",
+    """The tokens that compaction has saved in a conversation.
+
+    Attributes:
+        gross_tokens: Tokens that the client sent and the upstream did not read.
+        summary_tokens: Input tokens of summary calls.
+        net_tokens: `gross_tokens` less `summary_tokens`.
+    """,
+    dict.fromkeys(_SAVED_TOKENS_FIELDS, int),
 )
 ConversationRow = _make_schema(
     "ConversationRow",
@@ -125,7 +140,8 @@ UpstreamFailureRow = _make_schema(
     "UpstreamFailureRow",
     """Failures of one upstream with one cause: their number, and the time of the last one.
 
-    `target` is the origin of the upstream.
+    `target` is the origin of the upstream. `errors` are what the upstream calls these errors. `models`
+    are those of the requests, and `conversation` is that of the latest of them, as far as they are known.
     """,
     UpstreamFailure.__annotations__,
 )
@@ -143,8 +159,13 @@ UpstreamFailureList = _make_schema(
 )
 Models = _make_schema(
     "Models",
-    "The models that are configured by name, and those that were used in the last 30 days.",
-    {"models": list[ModelRow]},
+    f"""The models that are configured by name, and those that were used in the last 30 days.
+
+    Attributes:
+        models: The models.
+        {_LIST_PRICES}
+    """,
+    {"models": list[ModelRow], "list_prices": bool},
 )
 _EVENT_TYPES = {each.name: each.type for each in fields(Event)}
 _COMPACTION_TYPES = {
@@ -195,8 +216,24 @@ StatsRow = _make_schema(
 Total = _make_schema("Total", "The sum of all rows.", _COUNTER_TYPES)
 Stats = _make_schema(
     "Stats",
-    "What all exchanges come to, in whole hours; dollars are null where no price is known.",
-    {"since": float, "until": float, "by": str, "rows": list[StatsRow], "total": Total},  # type: ignore[valid-type]
+    f"""What all exchanges come to, in whole hours; dollars are null where no price is known.
+
+    Attributes:
+        since: Start of the requested time, in seconds since the epoch.
+        until: End of the requested time, in seconds since the epoch.
+        by: What each row sums up.
+        rows: The sums.
+        total: The sum of all rows.
+        {_LIST_PRICES}
+    """,
+    {
+        "since": float,
+        "until": float,
+        "by": str,
+        "rows": list[StatsRow],  # type: ignore[valid-type]
+        "total": Total,
+        "list_prices": bool,
+    },
 )
 Round = _make_schema(
     "Round",
@@ -260,7 +297,7 @@ ProjectInstructions = _make_schema(
 )
 Conversation = _make_schema(
     "Conversation",
-    """The current state of a conversation.
+    f"""The current state of a conversation.
 
     Attributes:
         id: Id of the conversation.
@@ -275,6 +312,10 @@ Conversation = _make_schema(
             `suppressed`; null if unknown.
         bypass: Whether requests are forwarded unchanged.
         money: Cost and savings of the conversation; null if no price is known.
+        tokens: Tokens that compaction has saved; null if no token count is known.
+        {_LIST_PRICES}
+        small_bytes: Size, in bytes, up to which a request passes unread now; null if every request is read.
+        min_trigger: Smallest size, in tokens, at which a request is compacted now; null if none is.
     """,
     {
         "id": str,
@@ -287,6 +328,10 @@ Conversation = _make_schema(
         "hard_tokens": int | None,
         "bypass": bool,
         "money": Money | None,
+        "tokens": SavedTokens | None,
+        "list_prices": bool,
+        "small_bytes": int | None,
+        "min_trigger": int | None,
     },
 )
 
@@ -408,10 +453,11 @@ def to_item_fields(item: FeedItem) -> dict[str, Any]:
 def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
     """Converts counters to JSON values.
 
-    If there are exchanges that did not fail, and none of them has a known price, all amounts in dollars are
-    None.
+    If there are exchanges and none of them has a known price, all amounts in dollars are None. A failed
+    exchange has no price. If all exchanges failed, the cost of summaries counts all the same.
     """
-    priced = not counters.unpriced or counters.unpriced < counters.requests - counters.failed
+    answered = counters.requests - counters.failed
+    priced = counters.unpriced < answered if answered else not counters.failed or counters.summary_usd > 0
     dollars = _select_values(counters, _MONEY_FIELDS) if priced else dict.fromkeys(_MONEY_FIELDS)
     return {
         **_select_values(counters, COUNTS),
@@ -431,7 +477,9 @@ def to_stats_row(row: StatisticsRow) -> dict[str, Any]:
     return {"of": row.label, **to_counters(row.counters)}
 
 
-def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> dict[str, Any]:
+def to_stats(
+    since: float, until: float, by: str, report: StatisticsReport, *, list_prices: bool
+) -> dict[str, Any]:
     """Converts statistics to the fields of a `Stats`.
 
     Args:
@@ -439,9 +487,16 @@ def to_stats(since: float, until: float, by: str, report: StatisticsReport) -> d
         until: End of the period, in seconds since the epoch.
         by: What each row sums up, such as `day` or `model`.
         report: The statistics.
+        list_prices: Whether the shipped list of prices is used.
     """
-    rows = [to_stats_row(each) for each in report.rows]
-    return {"since": since, "until": until, "by": by, "rows": rows, "total": to_counters(report.total)}
+    return {
+        "since": since,
+        "until": until,
+        "by": by,
+        "rows": [to_stats_row(each) for each in report.rows],
+        "total": to_counters(report.total),
+        "list_prices": list_prices,
+    }
 
 
 def to_round(event: Event, *, undone: bool) -> dict[str, Any]:
@@ -473,11 +528,21 @@ def to_instructions(directives: Directives) -> list[dict[str, Any]]:
 
 
 def to_conversation(
-    conversation: str, overview: ConversationOverview, hard_tokens: int | None
+    conversation: str,
+    overview: ConversationOverview,
+    limits: GateLimits | None,
+    *,
+    hard_tokens: int | None,
+    list_prices: bool,
 ) -> dict[str, Any]:
     """Converts the overview of a conversation to the fields of a `Conversation`.
 
-    `hard_tokens` is the hard mark, in tokens; None if it is unknown.
+    Args:
+        conversation: Id of the conversation.
+        overview: The overview.
+        limits: The sizes that decide about its next request; None if they are unknown.
+        hard_tokens: The hard mark, in tokens; None if it is unknown.
+        list_prices: Whether the shipped list of prices is used.
     """
     directives, totals = overview.directives, overview.totals
     return {
@@ -491,6 +556,10 @@ def to_conversation(
         "hard_tokens": hard_tokens,
         "bypass": directives.bypass,
         "money": _select_values(totals, _MONEY_FIELDS) if totals.priced else None,
+        "tokens": _select_values(totals, _SAVED_TOKENS_FIELDS) if totals.counted else None,
+        "list_prices": list_prices,
+        "small_bytes": int(limits.max_bytes) if limits and limits.max_bytes > 0 else None,
+        "min_trigger": limits.trigger_tokens if limits else None,
     }
 
 

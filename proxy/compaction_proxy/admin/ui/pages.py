@@ -49,6 +49,7 @@ from compaction_proxy.core.errors import (
 from compaction_proxy.core.event import Event, from_fields
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.providers.pricing import uses_list_prices
 from compaction_proxy.replay.jobs import ReplayJob, parse_job
 from compaction_proxy.replay.provider import JsonObject
 from compaction_proxy.support.formatting import encode_path_segment
@@ -307,6 +308,7 @@ class PageRoutes:
             by=by,
             problems=self.api.list_problems(),
             total=to_counters(over_time.total) if over_time else None,
+            list_prices=uses_list_prices(self.api.settings.config),
             rows=[to_stats_row(each) for each in periods],
             models=sorted(models, key=lambda row: -int(row["tokens_before"])),
             events=_parse_events(recent or ()),
@@ -365,6 +367,7 @@ class PageRoutes:
         )
         exchanges = [each.exchange for each in stored]
         done = request.query_params.get("done", "")
+        sized = (each for each in reversed(exchanges) if each.tokens_after or each.prompt_tokens)
         return await self.templates.render_page(
             "conversation.html",
             at="conversations",
@@ -374,7 +377,9 @@ class PageRoutes:
             pins=to_pins(overview.directives.pins),
             instructions=to_instructions(overview.directives),
             exchanges=exchanges,
-            latest=next((each for each in reversed(exchanges) if each.tokens_before is not None), None),
+            latest=next(sized, None),
+            limits=await queries.get_gate_limits(name, overview.totals.model),
+            list_prices=uses_list_prices(self.api.settings.config),
             rounds=rounds,
             current=next((each.event for each in reversed(rounds) if each.state == "in-use"), None),
             taken_back=_find_last_undone(overview.directives, rounds) if done == "undo" else None,
@@ -472,6 +477,7 @@ class PageRoutes:
             values=config.values,
             sections=_group_values(config.values),
             warnings=config.warnings,
+            list_prices=uses_list_prices(self.api.settings.config),
             models=await get_or_none(self.api.queries.list_models()),
         )
 

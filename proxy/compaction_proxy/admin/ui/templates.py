@@ -130,9 +130,13 @@ def _create_environment() -> Environment:
         "percent": formatting.format_percent,
         "ago": formatting.format_age,
         "describe_status": formatting.describe_status,
+        "describe_failed_requests": formatting.describe_failed_requests,
+        "describe_missing_dollars": formatting.describe_missing_dollars,
+        "describe_missing_price": formatting.describe_missing_price,
         "describe_request_after_undo": formatting.describe_request_after_undo,
         "describe_round_state": formatting.describe_round_state,
         "is_shortened": is_shortened,
+        "whole_id_hint": formatting.WHOLE_ID_HINT,
         "version": __version__,
     }
     return environment
