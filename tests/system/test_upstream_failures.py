@@ -125,6 +125,22 @@ def test_a_dead_upstream_is_named_in_log_metrics_api_and_page(tmp_path: Path) ->
         assert [secret for secret in SECRETS for text in texts if secret in text] == []
 
 
+def test_a_conversation_that_never_got_an_answer_is_found_where_failures_link_to_it(tmp_path: Path) -> None:
+    target = f"http://127.0.0.1:{find_free_port()}"
+    with run_proxy(tmp_path, f"{target}/v1") as proxy, proxy.client() as client:
+        for headers in ({}, {"x-session-id": "mine"}):
+            reply = client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            found = f"/admin/v1/conversations/{reply.headers['x-compaction-session']}"
+
+            def is_told(path: str = found) -> bool:
+                totals = client.get(path).json().get("totals", {})
+                return bool(totals.get("failure") == "connection-refused" and totals["failed"] == 1)
+
+            proxy.wait_for(is_told, "the conversation is found")
+        assert reply.status_code == 502
+        assert "The token count of no request is known" in read_page(client, "/ui")
+
+
 @contextmanager
 def answer_raw(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     """The origin of a server that does with each connection what `answer` does, and closes it."""

@@ -148,13 +148,18 @@ class AfterResponseHandler:
 
         Call this after the client has its response. An error in this work is only logged.
         """
+        await self.record_activity(state)
         with suppress_and_log(RESPONSE_NOT_OBSERVED):
-            if state.recorded_conversation is not None:
-                await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)
             if state.fit_request is not None and state.fit_result is not None:
                 await self._learn_from_response(state, state.fit_request, state.fit_result)
             elif self._window_finder.is_upstream_local and state.model and not state.has_failed:
                 self._window_finder.record_sight(state.scope, state.identity.tenant, state.model)
+
+    async def record_activity(self, state: RequestState) -> None:
+        """Records that the conversation was used, so that people find it. An error is only logged."""
+        with suppress_and_log(RESPONSE_NOT_OBSERVED):
+            if state.recorded_conversation is not None:
+                await self._registry.record_activity(state.identity.tenant, state.recorded_conversation)
 
     async def _learn_from_response(
         self, state: RequestState, fit_request: FitRequest, fit_result: FitResult

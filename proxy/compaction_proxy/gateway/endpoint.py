@@ -199,6 +199,8 @@ class RelayEndpoint:
                 await self._after_response(state)
                 if state.fit_request is not None:
                     self._gate.clear_cache()
+            elif state.error and state.should_learn:
+                await self._after_response.record_activity(state)  # people look for conversations that fail
         finally:
             hold.release()
 
