@@ -178,7 +178,7 @@ class Proxy:
     def list_start_notes(self) -> list[tuple[str, str]]:
         """Returns what a user should know at the start: the label and the text of each line."""
         notes = [("degraded", str(problem)) for problem in self._parts.list_problems()]
-        windows = [f"{model} {tokens:,}" for model, tokens in self._parts.told_windows.items()]
+        windows = [f"{model} {tokens:,}" for model, tokens in self._parts.discovered_windows.items()]
         if windows:
             more = len(windows) - MAX_SHOWN_WINDOWS
             newest = ", ".join(windows[-MAX_SHOWN_WINDOWS:]) + (f" and {more} more" if more > 0 else "")

@@ -30,7 +30,7 @@ from compaction_proxy.compaction.round_job import JobBuilder, check_prompt_files
 from compaction_proxy.compaction.stateless import StatelessCompaction
 from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.loader import get_store_key
+from compaction_proxy.config.loader import get_store_url_setting
 from compaction_proxy.config.sections import ServerSection
 from compaction_proxy.config.types import mask_passwords
 from compaction_proxy.config.validation import MEMORY
@@ -40,7 +40,7 @@ from compaction_proxy.gateway.body_budget import compute_default_budget
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.client.httpx_transport import EngineTransport
 from compaction_proxy.gateway.client.proxies import read_environment_proxies
-from compaction_proxy.gateway.identity import format_origin, mint_conversation_id
+from compaction_proxy.gateway.identity import map_wires_to_origins, mint_conversation_id
 from compaction_proxy.gateway.summary_monitor import SummaryModelMonitor
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
 from compaction_proxy.providers.model_limits import ModelLimits
@@ -103,7 +103,7 @@ SECRET_CHECK_S = 5.0
 # the dropped secret.
 MAX_PREVIOUS_SECRETS = 16
 NO_DATA_FOLDER = Problem(
-    "Nothing is kept beyond this process, because no folder for a store can be written to.",
+    "Nothing is kept beyond this process, because the proxy has no folder to which it can write.",
     "Name a file or a server in store.url.",
 )
 # Longest time, in seconds, for which the start waits for the providers of summary models. If they take
@@ -243,7 +243,7 @@ class TenantSecret:
     def _record_failure(self, error: StoreUnavailableError) -> None:
         self.problem = Problem(
             f"The secret of this installation cannot be used: {error}.",
-            "Conversations are not found after a restart until it is mended, or server.secret is set.",
+            "Set server.secret, or repair what holds the secret. Otherwise a restart loses conversations.",
         )
         self._report(error)
 
@@ -291,10 +291,10 @@ class Components:
             summary for that conversation. The clock measures this pause.
 
     Attributes:
-        told_windows: The context windows, in tokens, that the upstream reported before the start, by model.
+        discovered_windows: The context windows, in tokens, reported by upstreams before the start, by model.
     """
 
-    told_windows: Mapping[str, int] = MappingProxyType({})
+    discovered_windows: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class Components:
         self.message_reader = MessageReader(self.token_schedulers)
         self.model_limits = ModelLimits(self.records)
         self.checkpoint_index = CheckpointIndex(self.records)
-        self.pricing, self._origin = PriceBook(config), format_origin(config.upstream.base_url)
+        self.pricing, self._origins = PriceBook(config), map_wires_to_origins(config.upstream).values()
         self.growth = GrowthTracker()
         self.usage_baselines = UsageBaselineStore(self.records)
         self.usage = UsageStore(self.records, config.store.ttl_s)
@@ -424,7 +424,7 @@ class Components:
                 self.secret.sync_with_store(),
                 self.token_scheduler.run_in_worker(self.counter.warm_up),
             )
-            self.told_windows = await self.model_limits.list_discovered_windows(self._origin)
+            self.discovered_windows = await self.model_limits.list_discovered_windows(*self._origins)
             _log.info(TOKENIZER_READY, tokenizer=self.counter.chosen)
             for work in (
                 self.secret.sync_periodically(),
@@ -462,7 +462,7 @@ class Components:
         """Returns what degrades the proxy now: a store, a secret or a summary model that cannot be used."""
         failure, problems = self.records.failure, []
         if failure is not None:
-            key = get_store_key(self._store_origin)
+            key = get_store_url_setting(self._store_origin)
             problems.append(failure.to_problem(mask_passwords(self._store_url), key))
         elif self.secret.problem is not None:  # if the store fails, too, it has the same cause
             problems.append(self.secret.problem)

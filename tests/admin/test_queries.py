@@ -219,7 +219,7 @@ async def test_a_store_that_is_away_is_an_error_but_failures_of_upstreams_are_to
 
 
 @pytest.mark.parametrize(
-    ("name", "last_window", "told_window", "expected"),
+    ("name", "last_window", "discovered_window", "expected"),
     [
         (KNOWN, None, None, (WINDOWS[KNOWN], "table")),
         (KNOWN, WINDOWS[KNOWN], None, (WINDOWS[KNOWN], "table")),
@@ -233,10 +233,10 @@ async def test_a_store_that_is_away_is_an_error_but_failures_of_upstreams_are_to
     ],
 )
 def test_a_window_is_the_configured_one_the_learned_one_that_of_the_upstream_or_that_of_the_table(
-    name: str, last_window: int | None, told_window: int | None, expected: tuple[int, str]
+    name: str, last_window: int | None, discovered_window: int | None, expected: tuple[int, str]
 ) -> None:
     config = Config.model_validate({"models": {"named-1": {"window": 9_000}}})
-    row = build_model_row(config, name, None, last_window, told_window)
+    row = build_model_row(config, name, None, last_window, discovered_window)
     assert (row.window, row.window_source) == expected
 
 

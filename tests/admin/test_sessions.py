@@ -11,7 +11,7 @@ from compaction_proxy.admin.sessions import (
     create_token,
     has_session,
     is_valid_token,
-    use_code,
+    redeem_code,
 )
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
@@ -73,7 +73,7 @@ def test_a_link_leads_below_the_dashboard() -> None:
 
 async def test_a_code_is_used_once() -> None:
     records = RecordStore(MemoryStore(), lambda _: None)
-    assert [await use_code(records, code) for code in ("a", "a", "b")] == [True, False, True]
+    assert [await redeem_code(records, code) for code in ("a", "a", "b")] == [True, False, True]
 
 
 @pytest.mark.parametrize(

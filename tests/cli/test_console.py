@@ -19,7 +19,7 @@ from compaction_proxy.cli.console import (
     INTERRUPTED,
     Column,
     color_text,
-    confirm_loss,
+    confirm_deletion,
     create_group,
     format_age,
     format_count,
@@ -220,7 +220,7 @@ def test_what_is_lost_is_asked_for_and_refused_where_nobody_can_answer(
     monkeypatch.setattr("sys.stdin", Terminal(answer) if is_terminal else io.StringIO(answer))
     code = 0
     try:
-        confirm_loss("Delete it?", yes=yes)
+        confirm_deletion("Delete it?", yes=yes)
     except typer.Exit as ended:
         code = ended.exit_code
     shown = capsys.readouterr()

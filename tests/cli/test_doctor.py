@@ -41,10 +41,10 @@ def test_a_sound_installation_has_no_error(upstream: Scripted, run: Run) -> None
         "ok"
     ] * 3
     assert topics["upstream"][0]["what"].startswith(f"{upstream.url}/v1: 2 models in ")
-    assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, supposed"
+    assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, assumed"
     assert [target for _, target, _, _ in upstream.asked][:2] == ["/v1/models", "/readyz"]
     assert [each["what"] for each in topics["window"]] == [
-        f"{name}: 128,000 tokens are supposed, because the upstream does not say it"
+        f"{name}: 128,000 tokens are assumed, because the upstream does not report its window"
         for name in ("cheap", "dear")
     ]
 

@@ -63,11 +63,11 @@ def test_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
         (b"SSH-2.0\r\n\r\n", "does not answer (BadStatusLine). Is it running?"),
         (
             b"HTTP/1.0 200 OK\r\n\r\n[]",
-            "refused: what answers there is no compaction-proxy (status 200)",
+            "refused: the server there is not a compaction-proxy (status 200)",
         ),
         (
             b'HTTP/1.0 500 Oh\r\n\r\n{"result": {"content": []}}',
-            "refused: what answers there is no compaction-proxy (status 500)",
+            "refused: the server there is not a compaction-proxy (status 500)",
         ),
     ],
 )

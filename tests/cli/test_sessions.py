@@ -109,7 +109,7 @@ def test_a_search_that_finds_nothing_says_how_a_session_is_found(script: Scripte
     script.put("GET", "/conversations", {"conversations": []})
     shown = run("sessions", "list", "--search", "invoice", "--url", script.url).stdout
     assert shown.splitlines()[-1] == (
-        "Nothing found. A client's own session id must be given whole: names are stored, and found by a "
+        "Nothing found. Enter a client's own session id in full. The proxy stores names, and finds them by a "
         "part, only with session.store_names: true."
     )
     assert "Nothing found" not in run("sessions", "list", "--url", script.url).stdout
@@ -399,9 +399,9 @@ def test_where_nothing_listens_one_line_says_so(run: Run) -> None:
     [
         (401, {"error": {"message": "no"}}, "the admin key is refused"),
         (403, {"error": {"message": "Set server.admin_key\x1b[2J"}}, r"Set server.admin_key\x1b[2J"),
-        (200, b"<html>", "what answers there is no compaction-proxy"),
-        (302, b"", "what answers there is no compaction-proxy"),
-        (500, b"<html>", "what answers there is no compaction-proxy (status 500)"),
+        (200, b"<html>", "the server there is not a compaction-proxy"),
+        (302, b"", "the server there is not a compaction-proxy"),
+        (500, b"<html>", "the server there is not a compaction-proxy (status 500)"),
     ],
 )
 def test_what_refuses_or_is_something_else_is_said_in_one_line(

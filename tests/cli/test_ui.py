@@ -33,9 +33,9 @@ def test_where_no_key_is_needed_it_prints_the_address(key: str, run: Run, script
     [
         (401, {"error": {"message": "Send the key."}}, "the admin key is refused"),
         (403, {"error": {"message": "Set server.admin_key to use this."}}, "Set server.admin_key"),
-        (200, {"models": []}, "no compaction-proxy"),
-        (200, 5, "no compaction-proxy"),
-        (200, None, "no compaction-proxy"),
+        (200, {"models": []}, "not a compaction-proxy"),
+        (200, 5, "not a compaction-proxy"),
+        (200, None, "not a compaction-proxy"),
     ],
 )
 def test_what_would_fail_in_the_browser_is_one_line(

@@ -147,6 +147,16 @@ async def test_a_model_that_its_provider_does_not_list_stays_sound_while_another
     assert scene.problems == MISSING
 
 
+async def test_a_model_that_has_answered_is_sound_although_its_provider_does_not_list_it() -> None:
+    scene = Scene(model="m")
+    scene.models = ["other"]
+    assert await scene.check() == MISSING
+    assert scene.call("") == []
+    scene.monitor.set_config(build_config(model="m"))  # as a reload does
+    assert await scene.check() == []
+    assert scene.call("unknown-model") != []  # a refused call counts more than an earlier success
+
+
 async def test_a_model_that_is_no_longer_configured_is_no_problem() -> None:
     scene = Scene(model="gone")
     assert await scene.check() == MISSING

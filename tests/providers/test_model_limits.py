@@ -370,6 +370,7 @@ async def test_windows_that_upstreams_have_told_are_listed_for_a_day_whoever_ask
     other = ModelLimits(RecordStore(store, ignored), lambda: now[0])
     assert await other.list_discovered_windows(ORIGIN) == {"m": 2_000, "o": 3_000}
     assert await other.list_discovered_windows("https://other:443") == {}
+    assert await other.list_discovered_windows("https://other:443", ORIGIN) == {"m": 2_000, "o": 3_000}
     now[0] = LIMITS_TTL_S
     assert await other.list_discovered_windows(ORIGIN) == {}
 

@@ -111,3 +111,17 @@ def test_a_small_request_is_shown_with_what_it_was_compared_with(
     size: int | None, most: float | None, text: str
 ) -> None:
     assert formatting.describe_status("none", "small", size, most) == f"not inspected (small){text}"
+
+
+@pytest.mark.parametrize(
+    ("counts", "reason"),
+    [
+        ((2, 2, 0), "all requests failed"),
+        ((2, 2, 9), "all requests failed"),
+        ((2, 1, 0), "the provider has not reported what it counted (usage)"),
+        ((0, 0, 0), "the provider has not reported what it counted (usage)"),
+        ((2, 0, 9), "no price was known for any model used; set models.*.prices"),
+    ],
+)
+def test_dollars_are_missing_for_a_reason(counts: tuple[int, int, int], reason: str) -> None:
+    assert formatting.describe_missing_dollars(*counts, list_prices=True) == reason

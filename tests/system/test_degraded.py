@@ -203,7 +203,7 @@ def test_a_user_without_a_folder_for_data_is_told_that_nothing_is_kept(
     provider: Provider, tmp_path: Path
 ) -> None:
     with run_proxy(tmp_path, provider.url, {"store": {}}, environ={"HOME": ""}) as proxy:
-        what = "Nothing is kept beyond this process, because no folder for a store can be written to."
+        what = "Nothing is kept beyond this process, because the proxy has no folder to which it can write."
         check_all_places(proxy, what, "Name a file or a server in store.url.")
         [finding] = diagnose(proxy, provider.url, "store", HOME="")
         assert finding["fix"] == "Name a file or a server in store.url."
@@ -274,10 +274,10 @@ def test_a_provider_of_summaries_that_is_away_is_said(provider: Provider, tmp_pa
     config = {"summary": {"model": "cheap", "base_url": away, "api_key": "sk-x"}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
         what = "The provider of the summary model cannot be reached."
-        check_all_places(proxy, what, f"Start what is at {away}, or correct summary.base_url.")
+        check_all_places(proxy, what, f"Start the server at {away}, or correct summary.base_url.")
         [finding] = diagnose(proxy, provider.url, "summary model")
         assert finding["what"] == f"cheap: {away} cannot be reached: connection refused"
-        assert finding["fix"] == "correct summary.base_url, or start what is there"
+        assert finding["fix"] == "correct summary.base_url, or start the server there"
 
 
 def test_a_summary_model_that_turns_out_to_be_missing_is_said_and_taken_back(

@@ -365,7 +365,7 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
 
     assert f"Providers read {less} less than clients sent, summary calls included" in overview
     for known in (counted, priced):
-        assert f"Of {known} of {REQUESTS} requests; of the others," in overview
+        assert f"Covers {known} of {REQUESTS} requests. For the others," in overview
     rows = re.findall(
         r"20\d\d-\d\d-\d\dT\d\d (\d+) ([\d,]+) (?:of \d+ requests )?([\d,]+) [\d,]+ \d+", overview
     )

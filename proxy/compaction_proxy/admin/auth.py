@@ -139,7 +139,7 @@ class AccessPolicy:
         key: Admin key. If it is empty, nobody has access. If it is `none`, clients on this machine need no
             key.
         is_generated: Whether the proxy has made the key. A browser is then not asked for it.
-        closed_reason: Why the proxy could make no key; empty if this is not the reason why it has none.
+        closed_reason: Why the proxy could not make a key; empty if it made one or did not try.
     """
 
     host: str
@@ -167,7 +167,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 def is_cross_site(headers: Headers) -> bool:
     """Returns whether a page of another site caused a request. The browser then sends no cookie of a session.
 
-    Such a request that is let in is a link that the user follows.
+    If the proxy allows such a request, the user has followed a link.
     """
     return headers.get("sec-fetch-site") == "cross-site"
 

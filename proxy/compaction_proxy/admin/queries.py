@@ -18,7 +18,7 @@ from compaction_proxy.core.cost.savings import compute_break_even_requests
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, INSTALLED, SCHEDULED, Event
 from compaction_proxy.core.upstream_failure import UpstreamFailure
-from compaction_proxy.gateway.identity import list_conversation_ids
+from compaction_proxy.gateway.identity import list_conversation_ids, map_wires_to_origins
 from compaction_proxy.gateway.size_gate import GateLimits, SizeGate
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.types import PriceSource
@@ -294,9 +294,12 @@ class ConversationQueries:
         tenant, at = await self._find_tenant(conversation), _parse_checkpoint_id(place)
         detail = await self.details.find_detail(tenant, conversation, at) if at else None
         if detail is None:
-            raise RequestRefusedError(404, "There is no such compaction.", "compaction_not_found")
+            raise _build_no_compaction_error()
         records = await self._build_compactions(tenant, conversation)
-        return next(each for each in records if each.event.place == detail.event.place), detail
+        record = next((each for each in records if each.event.place == detail.event.place), None)
+        if record is None:  # deleted meanwhile
+            raise _build_no_compaction_error()
+        return record, detail
 
     async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
         """Returns the sums of all exchanges in a period.
@@ -346,10 +349,15 @@ class ConversationQueries:
         for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
-        told = await self.model_limits.list_discovered_windows(self.origin)
+        origins = map_wires_to_origins(self.config.upstream).values()
+        discovered = await self.model_limits.list_discovered_windows(*origins)
         return [
             build_model_row(
-                self.config, name, self.pricing.get_price(name, self.origin), used.get(name), told.get(name)
+                self.config,
+                name,
+                self.pricing.get_price(name, self.origin),
+                used.get(name),
+                discovered.get(name),
             )
             for name in sorted(seen | named)
         ]
@@ -482,7 +490,7 @@ def build_model_row(
     name: str,
     price: ModelPrice | None,
     last_window: int | None = None,
-    told_window: int | None = None,
+    discovered_window: int | None = None,
 ) -> ModelRow:
     """Builds the row of a model. Its prices are those of requests that are too small for a surcharge.
 
@@ -492,17 +500,17 @@ def build_model_row(
         price: Prices of the model; None if they are unknown.
         last_window: Context window, in tokens, that the proxy used for the last request to the model; None if
             unknown.
-        told_window: Context window, in tokens, that the upstream has reported; None if it has reported none.
+        discovered_window: Context window, in tokens, that the upstream has reported; None if there is none.
     """
     configured, shipped = get_model_settings(config, name).window, find_shipped_window(name)
     supposed = window = shipped or FALLBACK_WINDOW
     source = "table" if shipped else "default"
     if configured is not None:
         window, source = configured, "configured"
-    elif last_window not in {None, supposed, told_window}:
+    elif last_window not in {None, supposed, discovered_window}:
         window, source = last_window or supposed, "learned"
-    elif told_window is not None:
-        window, source = told_window, "upstream"
+    elif discovered_window is not None:
+        window, source = discovered_window, "upstream"
     least = price.tiers[0] if price else None
     return ModelRow(
         model=name,
@@ -527,6 +535,10 @@ def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:
         "requests": totals.requests,
     }
     return by[sort], totals.last_at
+
+
+def _build_no_compaction_error() -> RequestRefusedError:
+    return RequestRefusedError(404, "There is no such compaction.", "compaction_not_found")
 
 
 def _parse_checkpoint_id(digits: str) -> bytes | None:

@@ -47,8 +47,9 @@ def create_token(key: str, purpose: Purpose, ttl_s: float) -> str:
 def is_valid_token(key: str, purpose: Purpose, token: str) -> bool:
     """Returns whether a token was created with the admin key `key` for this purpose, and has not expired.
 
-    A link is not valid either if it expires later than `LINK_TTL_S` seconds from now, because the mark that
-    it was used (`use_code`) would end before the link does. The clock of the machine that made it is ahead.
+    A link is also invalid if it expires more than `LINK_TTL_S` seconds from now, as if the clock of its
+    machine is ahead. Otherwise the mark of `redeem_code` would expire before the link, and the
+    link could be used twice.
     """
     text, _, signature = token.rpartition(".")
     expected = _sign_text(key, purpose, text).encode()
@@ -66,7 +67,7 @@ def build_link(dashboard_url: str, key: str) -> str:
     return f"{dashboard_url}{SIGN_IN_PATH}?code={create_token(key, 'link', LINK_TTL_S)}"
 
 
-async def use_code(records: RecordStore, code: str) -> bool:
+async def redeem_code(records: RecordStore, code: str) -> bool:
     """Marks the code of a link as used, for all processes that share the store.
 
     Returns False if it was used before. The mark is a lease that nobody releases. It lasts as long as a code

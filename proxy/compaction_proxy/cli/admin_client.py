@@ -106,7 +106,7 @@ class AdminClient:
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            text = f"{self.display_url}: what answers there is no compaction-proxy"
+            text = f"{self.display_url}: the server there is not a compaction-proxy"
             raise AdminRefusedError(text) from None
 
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
@@ -242,7 +242,7 @@ class AdminClient:
         reason = parse_error_message(data)
         if reason is None:
             return AdminRefusedError(
-                f"{self.display_url}: what answers there is no compaction-proxy (status {status})"
+                f"{self.display_url}: the server there is not a compaction-proxy (status {status})"
             )
         message = escape_unprintable(reason)
         if status == HTTPStatus.UNAUTHORIZED:
@@ -259,7 +259,7 @@ def _describe_connection_error(error: Exception) -> str:
         return "its name cannot be resolved"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
-    return "what answers there does not speak HTTP"
+    return "the server there does not speak HTTP"
 
 
 def parse_error_message(data: bytes) -> str | None:

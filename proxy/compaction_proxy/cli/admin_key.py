@@ -16,7 +16,7 @@ from pathlib import Path
 from compaction_proxy.config.config import Config
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import ServerSection
-from compaction_proxy.config.validation import find_default_store_path, is_bound_to_loopback
+from compaction_proxy.config.validation import MEMORY, find_default_store_path, is_bound_to_loopback
 from compaction_proxy.core.errors import ProxyError
 from compaction_proxy.storage.factory import (
     create_secret_file,
@@ -38,7 +38,7 @@ def find_key_path(config: Config, environ: Mapping[str, str]) -> Path:
     Raises:
         AdminKeyError: If there is no such place.
     """
-    url = config.store.url or "memory://"
+    url = config.store.url or MEMORY
     if is_shared_store(url):
         raise AdminKeyError("no key is made beside a store that replicas share")
     path = get_store_path(url) or find_default_store_path(environ)
@@ -66,13 +66,13 @@ def add_admin_key(
         return loaded
     try:
         path = find_key_path(loaded.config, environ)
-        key = load_key(path)
+        key = load_or_create_key(path)
     except AdminKeyError as error:
         return replace(loaded, admin_key_problem=str(error))
     return loaded.set_admin_key(key, path)
 
 
-def load_key(path: Path) -> str:
+def load_or_create_key(path: Path) -> str:
     """Returns the admin key in a file. Makes the key if the file does not exist.
 
     Raises:

@@ -161,7 +161,7 @@ def load_config_and_print_warnings(
     return loaded
 
 
-def confirm_loss(question: str, *, yes: bool) -> None:
+def confirm_deletion(question: str, *, yes: bool) -> None:
     """Asks whether the command may delete data. Ends the command with an error unless the answer is yes.
 
     Does not ask if `yes` is true. If stdin is not a terminal, nobody can answer, so the answer is no.

@@ -25,7 +25,7 @@ from compaction_proxy.cli.admin_client import (
     create_local_client,
     fetch_state,
 )
-from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, load_key, read_admin_key
+from compaction_proxy.cli.admin_key import AdminKeyError, find_key_path, load_or_create_key, read_admin_key
 from compaction_proxy.cli.console import (
     BAD_CONFIG,
     FAILED,
@@ -40,7 +40,7 @@ from compaction_proxy.cli.console import (
 )
 from compaction_proxy.cli.serve import MAX_DESCRIPTORS, open_listener
 from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.config.loader import ConfigOverride, LoadedConfig, get_store_key, load_config
+from compaction_proxy.config.loader import ConfigOverride, LoadedConfig, get_store_url_setting, load_config
 from compaction_proxy.config.sections import MESSAGES_WIRE, NO_ADMIN_KEY, RESPONSES_WIRE, ServerSection
 from compaction_proxy.config.types import mask_passwords, parse_origin
 from compaction_proxy.config.validation import MEMORY, is_bound_to_loopback
@@ -244,7 +244,7 @@ def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
         path = find_key_path(config, environ)
         is_made = os.path.lexists(path)
         if is_made:
-            load_key(path)
+            load_or_create_key(path)
     except AdminKeyError as error:
         return Finding(WARNING, name, f"none, so that the admin API is closed: {error}", fix)
     return Finding(OK, name, f"{'in' if is_made else 'made at the first start, in'} {path}")
@@ -363,7 +363,7 @@ async def check_store(config: Config, origin: str = "") -> AsyncIterator[Finding
     """
     url = config.store.url or MEMORY
     if url == MEMORY and origin == "default":
-        yield Finding(WARNING, "store", "no folder for it can be written to", NO_DATA_FOLDER.fix)
+        yield Finding(WARNING, "store", "the proxy has no folder to which it can write", NO_DATA_FOLDER.fix)
     path = get_store_path(url)
     if path is not None:
         for each in check_disk(path):
@@ -376,7 +376,7 @@ async def check_store(config: Config, origin: str = "") -> AsyncIterator[Finding
         yield Finding(ERROR, "store", str(error), f"correct {str(error).partition(':')[0]}")
         return
     try:
-        round_trip = await _check_round_trip(store, mask_passwords(url), get_store_key(origin))
+        round_trip = await _check_round_trip(store, mask_passwords(url), get_store_url_setting(origin))
         yield round_trip
         if round_trip.level != ERROR:  # else the secret has the same problem
             yield await _check_secret(config, url, store)
@@ -419,7 +419,7 @@ def _check_new_store(path: Path, folder: Path) -> Finding:
         return Finding(ERROR, "store", what, fix)
     if not os.access(folder, os.W_OK | os.X_OK):
         return Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
-    return Finding(OK, "store", f"{path}: not there yet; made by the first start")
+    return Finding(OK, "store", f"{path}: does not exist yet; the first start creates it")
 
 
 async def _check_round_trip(store: Store, display_url: str, key_name: str) -> Finding:
@@ -463,7 +463,7 @@ async def _check_secret(config: Config, url: str, store: Store) -> Finding:
     has_agreed = await TenantSecret(config, url, store, failures.append).sync_with_store()
     if failures or not has_agreed:
         what = str(failures[0]) if failures else "the store does not give it"
-        return Finding(ERROR, "secret", what, "set server.secret, or mend what keeps it")
+        return Finding(ERROR, "secret", what, "set server.secret, or repair what holds the secret")
     if is_shared_store(url):
         return Finding(OK, "secret", "in the store, the same for all replicas")
     return Finding(OK if get_store_path(url) else NOTE, "secret", "of this installation")
@@ -541,7 +541,7 @@ async def _check_provider(
         listed = await fetch_list(base_url, provider.api_key, provider.wire)
     except ProxyError as error:
         what = f"{base_url} cannot be reached: {error}"
-        yield Finding(ERROR, "upstream", what, f"correct {provider.url_key}, or start what is there")
+        yield Finding(ERROR, "upstream", what, f"correct {provider.url_key}, or start the server there")
         return
     yield _check_model_list(provider, listed)
     skew_s = 0.0
@@ -607,11 +607,13 @@ async def _check_local_windows(
     windows = await asyncio.gather(*(discovery.discover_window(base_url, headers, name) for name in names))
     for name, window in zip(names, windows, strict=True):
         if window is not None:
-            yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream says")
+            yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream reports")
         else:
             supposed = find_shipped_window(name) or FALLBACK_WINDOW
-            what = f"{name}: {supposed:,} tokens are supposed, because the upstream does not say it"
-            fix = f"set models.{name}.window if that is wrong; some servers say it once the model is loaded"
+            what = f"{name}: {supposed:,} tokens are assumed, because the upstream does not report its window"
+            fix = (
+                f"set models.{name}.window if that is wrong; some servers report it once the model is loaded"
+            )
             yield Finding(NOTE, "window", what, fix)
 
 
@@ -626,7 +628,7 @@ async def _check_summary_model(
         listed = await fetch_list(model.base_url, model.api_key, model.wire)
     except ProxyError as error:
         what = f"{model.model}: {model.base_url} cannot be reached: {error}"
-        return Finding(ERROR, "summary model", what, f"correct {model.url_key}, or start what is there")
+        return Finding(ERROR, "summary model", what, f"correct {model.url_key}, or start the server there")
     if listed.response.status_code == httpx.codes.UNAUTHORIZED and model.api_key:
         what = f"{model.model}: {model.base_url} refuses {model.api_key_key} (401)"
         return Finding(ERROR, "summary model", what, f"set a valid key in {model.api_key_key}")
@@ -643,7 +645,7 @@ def _check_window(config: Config, model: ConfiguredSummaryModel, listed: ModelLi
         what = f"{name}: not among the {len(listed.names):,} models of {model.base_url}"
         return Finding(WARNING, "summary model", what, f"name one that it has in {model.model_key}")
     known_window = get_model_settings(config, name).window or find_shipped_window(name)
-    window, note = (known_window, "") if known_window else (FALLBACK_WINDOW, ", supposed")
+    window, note = (known_window, "") if known_window else (FALLBACK_WINDOW, ", assumed")
     if window < SMALL_WINDOW_TOKENS:
         what = f"{name}: {window:,} tokens at once, so that a long conversation takes many calls"
         return Finding(WARNING, "summary model", what, f"name one with a larger window in {model.model_key}")

@@ -18,7 +18,7 @@ from compaction_proxy.cli.console import (
     JsonOption,
     UpstreamOption,
     YesOption,
-    confirm_loss,
+    confirm_deletion,
     create_group,
     exit_with_error,
     format_quantity,
@@ -204,7 +204,7 @@ def forget(
     credential_field = _encode_header(credential)
     session_field = _encode_header(session) if session else None
     target = f"the session {session}" if session else "the client whose credential this is"
-    confirm_loss(f"Delete all that is stored of {target}?", yes=yes)
+    confirm_deletion(f"Delete all that is stored of {target}?", yes=yes)
     with show_progress("deleting"):
         number = asyncio.run(forget_client(settings, credential_field, session_field))
     if as_json:

@@ -97,7 +97,7 @@ def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "
         result = json.loads(data)["result"]
         return McpToolResult(str(result["content"][0]["text"]), bool(result.get("isError")))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        unknown = f"what answers there is no compaction-proxy (status {response.status})"
+        unknown = f"the server there is not a compaction-proxy (status {response.status})"
         reason = parse_error_message(data) or unknown
     return McpToolResult(f"The proxy at {client.display_url} refused: {reason}", is_error=True)
 

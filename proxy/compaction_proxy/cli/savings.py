@@ -191,7 +191,9 @@ def format_shareable_summary(since: str, total: SavingsFields, *, list_prices: b
     cached = format_percent(total.get("cached_tokens"), total.get("prompt_tokens"))
     names = ("net", "gross", "cache_loss", "summary")
     net, gross, loss, summary = (format_dollars(total.get(f"{name}_usd")) for name in names)
-    unpriced = describe_missing_dollars(total.get("prompt_tokens"), list_prices=list_prices)
+    unpriced = describe_missing_dollars(
+        total.get("requests"), total.get("failed"), total.get("prompt_tokens"), list_prices=list_prices
+    )
     until = f", up to {_format_last_time(total)}" if total.get("last_at") else ""
     return [
         f"compaction-proxy, since {escape_unprintable(since)}{until}",

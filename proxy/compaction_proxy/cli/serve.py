@@ -22,7 +22,7 @@ from compaction_proxy.config.config import Config, compare_configs, get_model_se
 from compaction_proxy.config.loader import LoadedConfig
 from compaction_proxy.config.sections import NO_ADMIN_KEY, ServerSection
 from compaction_proxy.config.types import mask_passwords
-from compaction_proxy.config.validation import is_loopback
+from compaction_proxy.config.validation import MEMORY, is_loopback
 from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.errors import ConfigError
 from compaction_proxy.core.trigger import compute_min_trigger
@@ -183,7 +183,7 @@ def check_start(config: Config) -> None:
 
     problems: list[str] = []
     for check in (
-        partial(open_configured_store, config, config.store.url or "memory://"),
+        partial(open_configured_store, config, config.store.url or MEMORY),
         partial(create_tracer, config),
         partial(create_tls_context, config.server),
         partial(_check_address, config.server),

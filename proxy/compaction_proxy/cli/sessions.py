@@ -24,7 +24,7 @@ from compaction_proxy.cli.console import (
     SessionArgument,
     UrlOption,
     YesOption,
-    confirm_loss,
+    confirm_deletion,
     create_group,
     exit_with_error,
     format_age,
@@ -406,7 +406,7 @@ def delete(
     """Delete all stored data of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     target = f"all conversations of the tenant of {name}" if tenant else name
-    confirm_loss(f"Delete what is kept of {target}?", yes=yes)
+    confirm_deletion(f"Delete what is kept of {target}?", yes=yes)
     answer = client.send("DELETE", f"{path}/tenant" if tenant else path)
     number = answer.get("deleted") if isinstance(answer, dict) else None
     _print_result(answer, f"{name}: {format_quantity(number, 'record')} deleted", as_json=as_json)
@@ -622,13 +622,8 @@ def _describe_savings(record: JsonRow, totals: JsonRow) -> dict[str, str]:
     if money:
         lines |= {title: format_dollars(money.get(name)) for title, name in _MONEY_FIELDS}
         return lines | _describe_coverage("dollars of", totals, "priced")
-    if totals.get("failed") and totals["failed"] == totals.get("requests"):
-        return {**lines, "net saved": f"{UNKNOWN}: all requests failed"}
-    prompt_tokens = totals.get("prompt_tokens")
-    reason = describe_missing_dollars(
-        prompt_tokens if isinstance(prompt_tokens, int) else None,
-        list_prices=record.get("list_prices") is not False,
-    )
+    counts = (totals.get(name) for name in ("requests", "failed", "prompt_tokens"))
+    reason = describe_missing_dollars(*counts, list_prices=record.get("list_prices") is not False)
     return {**lines, "net saved": f"{UNKNOWN}: {reason}"}
 
 

@@ -89,7 +89,7 @@ class ConfigOverride:
     value: object
 
 
-def get_store_key(origin: str) -> str:
+def get_store_url_setting(origin: str) -> str:
     """Returns what a user changes to name another store: the key `store.url`, or `$REDIS_URL`.
 
     `origin` is the origin of `store.url` (`LoadedConfig.origins`).

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import unquote_to_bytes
 
 from compaction_proxy.config.config import Config
-from compaction_proxy.config.sections import SessionSection
+from compaction_proxy.config.sections import WIRES, SessionSection, UpstreamSection
 from compaction_proxy.config.types import DEFAULT_PORTS, parse_origin
 from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
 from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
@@ -55,6 +55,11 @@ def format_origin(url: str) -> str:
     if origin.scheme not in DEFAULT_PORTS or not origin.host:
         raise ValueError(f"not an absolute http or https URL: {origin.scheme}://{origin.host}")
     return str(origin)
+
+
+def map_wires_to_origins(upstream: UpstreamSection) -> dict[str, str]:
+    """Returns the origin of the upstream of each wire. The keys are the names of the wires."""
+    return {wire: format_origin(upstream.get_provider(wire)[0]) for wire in WIRES}
 
 
 def list_tenant_fields(tenant_mode: str) -> frozenset[bytes]:

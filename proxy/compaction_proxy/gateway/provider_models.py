@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import httpx
 
 from compaction_proxy.core.errors import ProxyError
+from compaction_proxy.gateway.summary_routes import build_key_header
 from compaction_proxy.gateway.upstream_monitor import find_cause
 from compaction_proxy.providers.discovery import USER_AGENT
 from compaction_proxy.support.formatting import describe_upstream_cause
@@ -96,13 +97,10 @@ async def fetch_model_list(
         ProxyError: Under the conditions that `fetch_page` documents.
     """
     spoken = WIRES[wire]
-    headers = dict(spoken.summary_call_format.headers)
+    headers = {**spoken.summary_call_format.headers, **(build_key_header(spoken, key) if key else {})}
     start = base_url.rstrip("/")
-    if spoken.api_key_header:
-        headers |= {spoken.api_key_header.decode(): key} if key else {}
-        start = start if start.endswith("/v1") else f"{start}/v1"
-    elif key:
-        headers["authorization"] = f"Bearer {key}"
+    if spoken.api_key_header and not start.endswith("/v1"):
+        start = f"{start}/v1"
     response, body = await fetch_page(transport, f"{start}/models", headers)
     try:
         rows = json.loads(body)["data"]

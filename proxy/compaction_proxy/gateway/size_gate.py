@@ -13,7 +13,6 @@ from compaction_proxy.compaction.compacted_conversations import CompactedConvers
 from compaction_proxy.compaction.directives import DirectiveStore
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.trigger import (
     PriceThresholds,
@@ -21,7 +20,7 @@ from compaction_proxy.core.trigger import (
     compute_trigger_marks,
     set_price_thresholds,
 )
-from compaction_proxy.gateway.identity import format_origin
+from compaction_proxy.gateway.identity import map_wires_to_origins
 from compaction_proxy.gateway.side_requests import has_history
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.pricing import PriceBook
@@ -254,7 +253,7 @@ def build_gates(
 
     Wires whose upstreams have the same origin share a gate.
     """
-    origins = {wire: format_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
+    origins = map_wires_to_origins(config.upstream)
     gates = {
         origin: SizeGate(config, model_limits, directives, compacted, origin, pricing=pricing)
         for origin in set(origins.values())

@@ -28,7 +28,7 @@ _KEY_REFUSED_TEXTS = (
     "The provider of the summary model refuses the key.",
     "Set a key in {api_key_key} that {base_url} accepts.",
 )
-# What is wrong, and what mends it, by the kind of failure.
+# What is wrong, and how to fix it, by the kind of failure.
 _TEXTS = {
     UNKNOWN_MODEL: (
         "The provider does not have the summary model.",
@@ -43,7 +43,7 @@ _TEXTS = {
     CALL_REFUSED: _KEY_REFUSED_TEXTS,
     UNREACHABLE: (
         "The provider of the summary model cannot be reached.",
-        "Start what is at {base_url}, or correct {url_key}.",
+        "Start the server at {base_url}, or correct {url_key}.",
     ),
 }
 # Maps the reason of a failed summary call to the kind of failure. Other reasons do not show whether the model
@@ -75,6 +75,8 @@ class SummaryModelMonitor:
         self._transport = transport
         self._models: tuple[ConfiguredSummaryModel, ...] = ()
         self._failures: dict[ConfiguredSummaryModel, str] = {}
+        # Models whose last summary call succeeded. A provider need not list a model that it accepts.
+        self._proven: set[ConfiguredSummaryModel] = set()
         self._check: asyncio.Task[None] | None = None
         if config is not None:
             self.set_config(config)
@@ -83,6 +85,7 @@ class SummaryModelMonitor:
         """Watches the models of a configuration from now on. Sends nothing."""
         self._models = tuple(each for each in list_summary_models(config) if each.is_named)
         self._failures = {model: kind for model, kind in self._failures.items() if model in self._models}
+        self._proven.intersection_update(self._models)
 
     def start_check(self) -> asyncio.Task[None]:
         """Starts to ask the providers of all models, and returns the task that does so."""
@@ -92,7 +95,7 @@ class SummaryModelMonitor:
         return self._check
 
     async def recheck_periodically(self) -> None:
-        """Asks the providers of models that cannot be used again. Runs until its task is cancelled."""
+        """Asks again the providers of models that cannot be used. Runs until its task is cancelled."""
         while True:
             await asyncio.sleep(RECHECK_INTERVAL_S)
             await self._check_models(tuple(self._failures))
@@ -111,7 +114,10 @@ class SummaryModelMonitor:
                 continue
             if kind == CALL_REFUSED and not model.api_key_key:
                 continue  # the client's key was refused
+            if not reason:
+                self._proven.add(model)
             if kind is not None:
+                self._proven.discard(model)
                 self._record_failure(model, kind)
             elif not reason or self._failures.get(model) == UNREACHABLE:
                 self._failures.pop(model, None)
@@ -146,7 +152,7 @@ class SummaryModelMonitor:
         # A key that may not list models can be valid for summaries, and is answered with 403.
         elif listed.response.status_code == httpx.codes.UNAUTHORIZED and model.api_key:
             self._record_failure(model, KEY_REFUSED)
-        elif listed.lacks_model(model.model):
+        elif listed.lacks_model(model.model) and model not in self._proven:
             self._record_failure(model, UNKNOWN_MODEL)
         elif self._failures.get(model) == UNREACHABLE or (
             listed.names and self._failures.get(model) not in _ONLY_OF_CALLS

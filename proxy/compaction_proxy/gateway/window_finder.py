@@ -22,7 +22,7 @@ MAX_SIGHTS = 1_000
 class WindowFinder:
     """Starts background tasks that ask an upstream for the context windows of models.
 
-    A context window that is configured is not asked for. No request waits for a task.
+    The finder does not ask for a context window that is configured. No request waits for a task.
 
     Args:
         config: The configuration.
@@ -54,7 +54,7 @@ class WindowFinder:
         self._quiet_until: BoundedDict[tuple[str, str], float] = BoundedDict(MAX_SIGHTS)
 
     def record_sight(self, scope: Scope, tenant: str, model: str) -> None:
-        """Has the context window of a model asked for, if it is unknown and was not asked for lately.
+        """Starts to ask for the context window of a model, if it is unknown and was not asked for lately.
 
         Args:
             scope: The ASGI scope of a request for the model. Its credential may be sent to the upstream.

@@ -654,20 +654,21 @@ class ModelLimits:
             key, lambda: self._run_discovery(key, origin, model, discover_window)
         )
 
-    async def list_discovered_windows(self, origin: str, *, for_s: float = 0.0) -> dict[str, int]:
-        """Returns the context windows that an upstream has reported in the last day, in tokens, by model.
+    async def list_discovered_windows(self, *origins: str, for_s: float = 0.0) -> dict[str, int]:
+        """Returns the context windows that upstreams have reported in the last day, in tokens, by model.
 
         Contains what any process has learned that shares the store. It is empty if the store cannot be read.
-        Leaves out those that expire within `for_s` seconds.
+        Leaves out those that expire within `for_s` seconds. If several upstreams have a model of one name,
+        the result has the window of the last of them.
         """
-        lines = await self._records.read_tail(discovered_windows_key(origin), MAX_LISTED_WINDOWS)
-        told = [(line.get("model"), _as_tokens(line.get("window")), line.get("until")) for line in lines]
-        least = self._now() + for_s
-        return {
-            model: window
-            for model, window, until in told
-            if isinstance(model, str) and window and isinstance(until, float) and until > least
-        }
+        windows: dict[str, int] = {}
+        for origin in dict.fromkeys(origins):
+            for line in await self._records.read_tail(discovered_windows_key(origin), MAX_LISTED_WINDOWS):
+                model, window, until = line.get("model"), _as_tokens(line.get("window")), line.get("until")
+                is_valid = isinstance(until, float) and until > self._now() + for_s
+                if isinstance(model, str) and window and is_valid:
+                    windows[model] = window
+        return windows
 
     async def close(self) -> None:
         """Cancels all background tasks of `start_discovery`, and waits for them to end."""

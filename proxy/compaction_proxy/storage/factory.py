@@ -135,7 +135,7 @@ def read_secret_file(path: Path, *, must_be_private: bool = False) -> bytes:
         OSError: If the file cannot be read.
     """
     if not path.is_file():
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     with path.open(encoding="ascii") as file:
         status = os.fstat(file.fileno())
         is_foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()

@@ -1,4 +1,4 @@
-"""Defines a failure of the store, which says in words what is wrong and what mends it."""
+"""Defines a failure of the store, which says in words what is wrong and how to fix it."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ _TEXTS = {
     "store-timeout": "does not answer in time",
     "store-unwritable": "cannot be opened for writing",
 }
-# What mends a failure, by its reason. `{key}` is what sets the URL, and `{url}` the URL without passwords.
+# How to fix a failure, by its reason. `{key}` is what sets the URL, and `{url}` the URL without passwords.
 _FIXES = {
     "store-busy": "find what else uses {url}, or name another store in {key}",
     "store-corrupt": "move the file away, or restore it; another is made, and conversations go on",
@@ -65,7 +65,7 @@ class StoreFailure(NamedTuple):
         return f"{text}: {self.cause}" if self.cause else text
 
     def suggest_fix(self, url: str, key: str) -> str:
-        """Returns what mends the failure, such as "start it, or correct store.url".
+        """Returns how to fix the failure, such as "start it, or correct store.url".
 
         Args:
             url: The URL of the store without passwords.
@@ -74,7 +74,7 @@ class StoreFailure(NamedTuple):
         return _FIXES.get(self.reason, _GENERAL_FIX).format(url=url, key=key)
 
     def to_problem(self, url: str, key: str) -> Problem:
-        """Builds the problem that this failure is. The arguments are those of `suggest_fix`."""
+        """Builds the `Problem` that reports this failure. The arguments are those of `suggest_fix`."""
         return Problem(f"The store {self.describe()}.", f"At {url}: {self.suggest_fix(url, key)}.")
 
 

@@ -109,6 +109,7 @@ ROUND_STATE_TEXTS = {
 }
 EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
+    "prepared": "Prepared",
     "failed": "No round made",
     "failed-open": "Failed open",
     "over-limit": "Over the limit",
@@ -128,7 +129,7 @@ EVENT_KIND_TEXTS = {
 
 # What a reader should know whose search for a conversation finds nothing.
 WHOLE_ID_HINT = (
-    "A client's own session id must be given whole: names are stored, and found by a part, only with "
+    "Enter a client's own session id in full. The proxy stores names, and finds them by a part, only with "
     "session.store_names: true."
 )
 
@@ -342,7 +343,7 @@ def describe_event_kind(code: str, outcome: str = "") -> str:
     `outcome` is the outcome of the event. It tells a prepared compaction from one that a request uses.
     """
     word = get_event_word(code, outcome)
-    return EVENT_KIND_TEXTS.get(word, word.capitalize() if word != code else code)
+    return EVENT_KIND_TEXTS.get(word, word)
 
 
 def describe_round_state(state: str, used_at: float | None) -> str:
@@ -379,13 +380,19 @@ def describe_missing_price(*, list_prices: bool) -> str:
     )
 
 
-def describe_missing_dollars(prompt_tokens: int | None, *, list_prices: bool) -> str:
+def describe_missing_dollars(
+    requests: object, failed: object, prompt_tokens: object, *, list_prices: bool
+) -> str:
     """Returns why no amount is known.
 
     Args:
+        requests: Number of requests.
+        failed: Number of requests that failed.
         prompt_tokens: The input tokens that the provider has counted.
         list_prices: Whether the shipped list of prices is used.
     """
+    if failed and failed == requests:
+        return "all requests failed"
     if prompt_tokens:
         return describe_missing_price(list_prices=list_prices)
     return "the provider has not reported what it counted (usage)"

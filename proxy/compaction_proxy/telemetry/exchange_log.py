@@ -240,7 +240,7 @@ class ExchangeLog:
         price = self._pricing.get_price(exchange.model, recorded.origin)
         entry = ExchangeEntry(tenant, conversation, exchange, self._savings.track_exchange(recorded, price))
         if exchange.failure:
-            self._statistics.describe_upstream_failure(recorded.origin, entry)
+            self._statistics.add_failure_details(recorded.origin, entry)
         if conversation is None or self._usage_store.add_entry(
             conversation, entry, recorded.start_mark, recorded.caption
         ):

@@ -374,7 +374,7 @@ class Statistics:
             target, cause = OTHERS
         add_failures(failures, [UpstreamFailure(target, cause, 1, now, (error,) if error else ())])
 
-    def describe_upstream_failure(self, target: str, entry: ExchangeEntry) -> None:
+    def add_failure_details(self, target: str, entry: ExchangeEntry) -> None:
         """Adds the model and the conversation of a failed exchange to the failures of the current hour.
 
         Does nothing if no failure of this upstream (`target`) with this cause was counted in the hour.

@@ -211,11 +211,10 @@ class Totals:
         self.completion_tokens += exchange.completion_tokens or 0
         self.cached_tokens += exchange.cached_tokens or 0
         self.recalls += exchange.recalls or 0
-        if exchange.sizes is not None:
-            sent, read = exchange.sizes
+        if (sizes := exchange.sizes) is not None:
             self.counted += 1
-            self.sent_tokens += sent
-            self.read_tokens += read
+            self.sent_tokens += sizes[0]
+            self.read_tokens += sizes[1]
         self.failed += bool(exchange.failure)
         if saving is not None:
             self.priced += 1

@@ -124,7 +124,7 @@ async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_
 
 FEWER = (
     "Providers read 59 % less than clients sent, summary calls included, in 4 rounds. 75 % of the input was "
-    "cached. Of 9,300 of 9,311 requests; of the others, the token count is not known."
+    "cached. Covers 9,300 of 9,311 requests. For the others, the token count is not known."
 )
 
 
@@ -133,8 +133,8 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
         text = Read((await client.get("/ui")).text).text
         for told in (
             f"Net saved $12.41 gross saving $15.02 {MINUS} summaries $1.10 {MINUS} cache loss $1.51",
-            "Of 9,299 of 9,311 requests; of the others, the price or the provider's token count is not",
-            "Of 3 of 4 summary calls; of the others, the price or the token count is not known.",
+            "Covers 9,299 of 9,311 requests. For the others, the price or the provider's token count is not",
+            "Covers 3 of 4 summary calls. For the others, the price or the token count is not known.",
             "UTC, when the latest request in them came.",
             f"4.1M → 1.7M {FEWER}",
             "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
@@ -185,8 +185,8 @@ async def test_without_a_price_tokens_are_the_saving_of_a_conversation_and_the_r
         assert UNUSED in Read((await client.get("/ui")).text).text
         assert f"n/a: {UNUSED.partition(': ')[2]}" in Read((await client.get("/ui/settings")).text).text
         assert (
-            f"Net saved 28.5k tokens tokens saved, gross 30,000 {MINUS} summaries 1,500 Of 2 of 3 requests; "
-            f"of the others, the token count is not known. {UNUSED}"
+            f"Net saved 28.5k tokens tokens saved, gross 30,000 {MINUS} summaries 1,500 "
+            f"Covers 2 of 3 requests. For the others, the token count is not known. {UNUSED}"
         ) in Read((await client.get(ONE)).text).text
 
 
@@ -210,7 +210,7 @@ async def test_a_search_that_finds_nothing_says_how_a_session_is_found() -> None
     async with pages(FakeAdmin({**NOTHING})) as client:
         searched = Read((await client.get("/ui/conversations?q=invoice")).text).text
         filtered = Read((await client.get("/ui/conversations?model=invoice")).text).text
-    assert "Nothing found for “invoice” A client's own session id must be given whole" in searched
+    assert "Nothing found for “invoice” Enter a client's own session id in full" in searched
     assert "session.store_names" not in filtered
 
 

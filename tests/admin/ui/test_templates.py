@@ -90,5 +90,5 @@ async def test_what_was_compacted_is_shown_from_the_list_to_the_three_panes() ->
 def test_one_request_is_not_many() -> None:
     parts: Any = _create_environment().get_template("parts.html").make_module({})
     shown = [parts.coverage(1, total, "request", "the price is not known") for total in (1, 2)]
-    assert ["of 1 request;" in shown[0], "of 2 requests;" in shown[1]] == [True, True]
+    assert ["of 1 request." in shown[0], "of 2 requests." in shown[1]] == [True, True]
     assert parts.coverage(0, 1, "request", "the price is not known").strip() == ""

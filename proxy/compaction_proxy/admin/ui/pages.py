@@ -34,7 +34,7 @@ from compaction_proxy.admin.sessions import (
     build_cookie_name,
     create_token,
     is_valid_token,
-    use_code,
+    redeem_code,
 )
 from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
 from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
@@ -268,7 +268,9 @@ class PageRoutes:
         if check_access(policy, request.scope, BASIC) is None:
             return answer
         code = request.query_params.get("code", "")
-        if not is_valid_token(policy.key, "link", code) or not await use_code(self.api.queries.records, code):
+        if not is_valid_token(policy.key, "link", code) or not await redeem_code(
+            self.api.queries.records, code
+        ):
             message = f"This link was used before, or was not made in the last {LINK_TTL_S} seconds."
             refused = RequestRefusedError(401, message, "invalid_link")
             page = await self.templates.render_refusal(request.scope, refused)

@@ -137,7 +137,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
             f"{_describe_os_error(error)}"
         ) from error
     except UnicodeError:  # raised for a name with an empty or a long part, such as `127.0.0..1`
-        raise ConfigError(f"server.host: cannot listen on {host}:{port}: this is no name of a host") from None
+        raise ConfigError(f"server.host: cannot listen on {host}:{port}: this is not a host name") from None
 
 
 def can_spread_connections(listener: socket.socket) -> bool:
