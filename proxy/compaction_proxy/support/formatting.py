@@ -109,7 +109,6 @@ ROUND_STATE_TEXTS = {
 }
 EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
-    "prepared": "Prepared",
     "failed": "No round made",
     "failed-open": "Failed open",
     "over-limit": "Over the limit",
@@ -343,7 +342,7 @@ def describe_event_kind(code: str, outcome: str = "") -> str:
     `outcome` is the outcome of the event. It tells a prepared compaction from one that a request uses.
     """
     word = get_event_word(code, outcome)
-    return EVENT_KIND_TEXTS.get(word, word)
+    return "Prepared" if word == "prepared" else EVENT_KIND_TEXTS.get(word, word)
 
 
 def describe_round_state(state: str, used_at: float | None) -> str:
