@@ -37,12 +37,16 @@ _ATTRIBUTE = re.compile(r"""\b(?:title|aria-label|placeholder|alt)="([^"]*)\""""
 _PRINTED = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _STATEMENT = re.compile(r"\{[%#].*?[%#]\}", re.DOTALL)
 _LABEL = re.compile(
-    r"""^\s*-?\s*"?(?:title|description|summary|label|name|about|value)"?:\s+(?:"((?:[^"\\]|\\.)*)"|(\S.*?)),?\s*$"""
+    r"""^\s*-?\s*"?(?:title|description|summary|label|name|about)"?:\s+(?:"((?:[^"\\]|\\.)*)"|(\S.*?)),?\s*$"""
 )
 _COMMENT = re.compile(r"^(\s*)#\s?(.*)$|^.*?\S\s+#\s(.*)$")
 _LINE_START = re.compile(r"^\s*(?:[-*+]|\d+\.|>|#+)\s+")
 # A string of fewer words is a word of an interface, not a text to judge.
 LEAST_WORDS = 3
+
+_CODE = re.compile(
+    r"\(\?|\\b|\\d|=\"|^\s*[{<]\w|: \{\w|\bimport \w|\bconst \w+ =|default-src|^[A-Z]+ (?:INTO|FROM)"
+)
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -88,12 +92,12 @@ def list_template(path: str, text: str) -> Iterator[UserText]:
     for number, line in enumerate(text.split("\n"), 1):
         yield from (UserText(path, number, found) for found in _ATTRIBUTE.findall(line))
     plain = _TAG.sub(lambda found: "\0" + _blank(found) + "\0", _INLINE_TAG.sub("", text))
-    line = 1
+    start = 1
     for part in plain.split("\0"):
         stripped = part.strip()
         if stripped:
-            yield UserText(path, line + part[: part.index(stripped[0])].count("\n"), stripped)
-        line += part.count("\n")
+            yield UserText(path, start + part[: part.index(stripped[0])].count("\n"), stripped)
+        start += part.count("\n")
 
 
 def list_comments(path: str, text: str) -> Iterator[UserText]:
@@ -145,22 +149,30 @@ def _list_docstrings(path: str, tree: ast.Module) -> Iterator[ast.Constant]:
                 yield texts[0]
 
 
+def _list_parts(tree: ast.Module) -> set[int]:
+    """Lists, by `id`, the docstrings of a module and the pieces of its f-strings."""
+    parts: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | FunctionNode):
+            parts.update(id(each.value) for each in node.body if isinstance(each, ast.Expr))
+        elif isinstance(node, ast.JoinedStr):
+            parts.update(id(each) for each in node.values)
+    return parts
+
+
 def list_strings(path: str, text: str) -> Iterator[UserText]:
     """Yields the strings of a Python module that have some words, and the docstrings that users see.
 
     A value in an f-string becomes `{}`.
     """
     tree = ast.parse(text)
-    hidden: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | FunctionNode):
-            hidden.update(id(each.value) for each in node.body if isinstance(each, ast.Expr))
-        elif isinstance(node, ast.JoinedStr):
-            hidden.update(id(each) for each in node.values)
+    parts = _list_parts(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
-            value = "".join(str(each.value) if isinstance(each, ast.Constant) else "{}" for each in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+            value = "".join(
+                str(each.value) if isinstance(each, ast.Constant) else "{}" for each in node.values
+            )
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
             value = node.value
         else:
             continue
@@ -172,7 +184,7 @@ def list_strings(path: str, text: str) -> Iterator[UserText]:
 
 def _is_code(value: str) -> bool:
     """Whether a string is an example in a programming language, a regular expression, or the like."""
-    return bool(re.search(r"\(\?|\\b|\\d|=\"|^\s*[{<]\w|\bimport \w|^[A-Z]+ (?:INTO|FROM|IMMEDIATE)|: \{\w", value))
+    return _CODE.search(value) is not None
 
 
 def list_texts() -> list[UserText]:
@@ -193,11 +205,13 @@ def list_texts() -> list[UserText]:
 
 
 def _find_files(patterns: tuple[str, ...]) -> list[Path]:
-    found = {path for pattern in patterns for path in ROOT.glob(pattern)}
+    found = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern)}
     return sorted(found - {ROOT / "CHANGELOG.md", *ROOT.glob("docs/adr/*")})
 
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])[)\"”]?\s+(?=[A-Z`{(\"“])|\n\s*\n|(?<=:)\n\s*[-*] ")
+_SENTENCE_END = re.compile(
+    r"(?<=[.!?])[)\"”]?\s+(?=[A-Z`{(\"“])|\n\s*\n|(?<=:)\n\s*[-*] |\n\s+(?=[a-z_]+: [A-Z`])"
+)
 
 
 def split_sentences(text: UserText) -> Iterator[UserText]:

@@ -624,7 +624,7 @@ async def _check_local_windows(
         else:
             supposed = find_shipped_window(name) or FALLBACK_WINDOW
             what = f"{name}: the upstream reports no window, so {supposed:,} tokens are assumed"
-            fix = f"set models.{name}.window if this is wrong; some servers report the window after loading the model"
+            fix = f"set models.{name}.window if this is wrong; some servers report it only for loaded models"
             yield Finding(NOTE, "window", what, fix)
 
 
@@ -633,11 +633,9 @@ async def _check_summary_model(
 ) -> Finding:
     """Checks whether the provider has a summary model and accepts its key."""
     if model.model in {"none", "same"}:
-        what = (
-            "none: replacements are written without a model"
-            if model.model == "none"
-            else "the model of each request"
-        )
+        what = "the model of each request"
+        if model.model == "none":
+            what = "none: the proxy writes extracts without a model"
         return Finding(OK, "summary model", what)
     try:
         listed = await fetch_list(model.base_url, model.api_key, model.wire)

@@ -56,7 +56,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Strategy to simulate. Repeat the option for several.",
+            help="Strategy to replay. Repeat the option for several.",
             autocompletion=_list_strategies,
         ),
     ] = None,
@@ -68,7 +68,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
         int | None, typer.Option(min=1, help="Size after a compaction, in tokens.")
     ] = None,
     window: Annotated[int | None, typer.Option(min=1, help="Context window of the model, in tokens.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Simulate only every Nth request.")] = 1,
+    every: Annotated[int, typer.Option(min=1, help="Replay only every Nth request.")] = 1,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -96,7 +96,7 @@ class Config(BaseModel):
     models: dict[str, ModelSection] = {}
     """Settings by model. Each key is a glob for the model's name. Case matters, and the first match wins."""
     observability: ObservabilitySection = ObservabilitySection()
-    """What the proxy reports about itself: logs, metrics and traces."""
+    """Logs, metrics and traces of the proxy."""
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:

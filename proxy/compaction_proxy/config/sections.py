@@ -191,7 +191,7 @@ class PricesSection(BaseModel):
         """
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
-            raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
+            raise ValueError(f"the price of input is {surcharge.input:g}; it must be higher than {without:g}")
         return surcharge
 
     def to_price(self) -> ModelPrice:
@@ -441,9 +441,9 @@ class CompactionSection(BaseModel):
         """
         filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:
-            raise ValueError("a row names at least one of " + ", ".join(TRIGGER_FIELDS))
+            raise ValueError("a rule must set at least one of " + ", ".join(TRIGGER_FIELDS))
         if any(row.rework_tokens is not None and not row.cost_optimal for row in rows or ()):
-            raise ValueError("rework_tokens means something beside cost_optimal only")
+            raise ValueError("rework_tokens has an effect only together with cost_optimal")
         if rows is None:
             return None
         return tuple(row for row, values in zip(rows, filled, strict=True) if 0 not in values)
@@ -498,7 +498,7 @@ class ModelSection(BaseModel):
 
 
 class ObservabilitySection(BaseModel):
-    """What the proxy reports about itself in logs and traces."""
+    """Logs, metrics and traces of the proxy."""
 
     model_config = STRICT
     log_format: Literal["json", "console"] = "json"
