@@ -44,7 +44,7 @@ def test_a_sound_installation_has_no_error(upstream: Scripted, run: Run) -> None
     assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, assumed"
     assert [target for _, target, _, _ in upstream.asked][:2] == ["/v1/models", "/readyz"]
     assert [each["what"] for each in topics["window"]] == [
-        f"{name}: 128,000 tokens are assumed, because the upstream does not report its window"
+        f"{name}: the upstream reports no window, so 128,000 tokens are assumed"
         for name in ("cheap", "dear")
     ]
 
@@ -137,8 +137,8 @@ def test_a_running_proxy_with_another_upstream_is_told_before_that_one_is_asked(
     assert tell() == {
         "level": "warning",
         "topic": "upstream",
-        "what": f"the running proxy forwards to http://10.0.0.9/v1, and the checks below ask {own}",
-        "fix": "give doctor the options, variables and --config of `serve`, such as --upstream http://10.0.0.9/v1",
+        "what": f"the running proxy forwards to http://10.0.0.9/v1, but the checks below use {own}",
+        "fix": "run doctor with the options, variables and --config of `serve`, such as --upstream http://10.0.0.9/v1",
     }
     assert script.asked[-1][1::2] == ("/admin/v1/config", "Bearer f3a9c1d27b6e4805")
     script.put("GET", "/config", {"values": [{"key": "upstream.base_url", "value": f"{own}/"}]})
@@ -192,7 +192,7 @@ def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
     path.touch()
     path.chmod(0o644)
     told = [each for each in doctor.check_disk(path) if each.topic == "store"]
-    assert told == [doctor.Finding("warning", "store", f"{path}: others may read it", f"chmod 600 '{path}'")]
+    assert told == [doctor.Finding("warning", "store", f"{path}: other users can read the file", f"chmod 600 '{path}'")]
 
 
 def test_a_finding_is_one_line_whatever_it_says() -> None:

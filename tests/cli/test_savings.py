@@ -29,7 +29,7 @@ UNPRICED = {
 }  # fmt: skip
 
 
-NET = "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries"
+NET = "$8.50 net saved: $10.00, minus $1.25 for cache misses and $0.2500 for summaries"
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripte
         "gpt-5.4 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
         "=cmd|x 2 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
         "total 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "the tokens leave out 100 of 1,200 requests: their token counts are not known",
-        "the dollars leave out 2 of 1,200 requests: their prices or token counts are not known",
-        "the dollars leave out 3 of 14 summary calls: their prices or token counts are not known",
-        "`models` shows which prices are known",
-        "from 2026-10-23T13:00:00Z to 2026-11-22T12:00:00Z, when the latest counted request came",
+        "the tokens exclude 100 of 1,200 requests, because their token counts are unknown",
+        "the dollars exclude 2 of 1,200 requests, because their prices or token counts are unknown",
+        "the dollars exclude 3 of 14 summary calls, because their prices or token counts are unknown",
+        "`compaction-proxy models` lists the known prices",
+        "from 2026-10-23T13:00:00Z to 2026-11-22T12:00:00Z, the time of the latest counted request",
     ]
     assert told.asked[0][1] == "/admin/v1/stats?since=30d&by=model"
 
@@ -79,7 +79,7 @@ def test_one_is_not_many(script: Scripted, run: Run) -> None:
     one_unpriced = {**total, "uncounted": 0, "unpriced": 1, "unpriced_summary_calls": 0}
     script.put("GET", "/stats", {"rows": [], "total": one_unpriced})
     shown = run("savings", "--url", script.url).stdout
-    assert "the dollars leave out 1 of 1 request: their prices or token counts are not known\n" in shown
+    assert "the dollars exclude 1 of 1 request, because their prices or token counts are unknown\n" in shown
 
 
 def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
@@ -88,7 +88,7 @@ def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
     total = {**TOTAL, "net_usd": None}
     script.put("GET", "/stats", {"rows": [], "total": total, "list_prices": False})
     reason = (
-        "list prices are not used for an upstream on this machine or network; set upstream.prices: list, or "
+        "list prices do not apply to an upstream on this machine or network; set upstream.prices: list or "
         "models.*.prices"
     )
     assert reason in run("savings", "--url", script.url).stdout.splitlines()

@@ -18,7 +18,7 @@ def test_it_prints_a_link_and_how_long_it_holds(run: Run, script: Scripted) -> N
     url, _, code = done.stdout.strip().partition("?code=")
     assert (done.exit_code, url) == (0, f"{script.url}/ui/sign-in")
     assert is_valid_token("k3y", "link", code)
-    assert done.stderr == "It works once, within 60 seconds.\n"
+    assert done.stderr == "The link works once, for 60 seconds.\n"
 
 
 @pytest.mark.parametrize("key", ["", "none"])

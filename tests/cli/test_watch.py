@@ -91,7 +91,7 @@ def test_an_exchange_without_an_answer_says_so() -> None:
 
 def test_what_came_too_fast_is_counted() -> None:
     assert format_event_line("lost", {"lost": 1_200}) == (
-        "1,200 messages left out, because too many came at once"
+        "1,200 messages skipped: too many arrived at the same time"
     )
 
 

@@ -20,7 +20,7 @@ ELSEWHERE = (
 )
 
 
-YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
+YAML_BOOLEAN = "(YAML reads a bare on, off, yes or no as true or false)"
 
 
 NAMES = ", ".join(STRATEGIES)
@@ -43,30 +43,30 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
             f"compaction.mode: Input should be 'active', 'shadow' or 'bypass' {YAML_BOOLEAN}",
         ),
         ('summary: {model: ""}', "summary.model: String should have at least 1 character"),
-        ("compaction: {trigger: [{}]}", f"compaction.trigger: a row names at least one of {FIELDS}"),
-        ("compaction: {trigger: {tokens: 5}}", "compaction.trigger: a list is needed"),
+        ("compaction: {trigger: [{}]}", f"compaction.trigger: a rule must set at least one of {FIELDS}"),
+        ("compaction: {trigger: {tokens: 5}}", "compaction.trigger: expected a list"),
         (
             "compaction: {trigger: [{tokens: yes}]}",
-            "compaction.trigger.0.tokens: a number is needed, not true or false",
+            "compaction.trigger.0.tokens: expected a number, not true or false",
         ),
-        ("models: {a: 5}", "models.a: a mapping of keys is needed"),
-        ("models: {a: null}", "models.a: a mapping of keys is needed"),
+        ("models: {a: 5}", "models.a: expected a mapping of keys"),
+        ("models: {a: null}", "models.a: expected a mapping of keys"),
         ("summary: {timeout_s: .inf}", "summary.timeout_s: Input should be a finite number"),
         (
             "server: {base_path: /a/}",
-            "server.base_path: a path starts with / and does not end with it, such as /compaction",
+            "server.base_path: a path must start with / and must not end with /, such as /compaction",
         ),
         ('server: {unix_socket: ""}', "server.unix_socket: the path must be absolute"),
         ('server: {unix_socket: "${NO_SUCH_SOCKET:-}"}', "server.unix_socket: the path must be absolute"),
-        ("session: {tenant: 'header:'}", "session.tenant: one of credential, none, header:NAME"),
-        ("upstream: {base_url: 'https://h:x/'}", "upstream.base_url: not a URL: host or port cannot be read"),
+        ("session: {tenant: 'header:'}", "session.tenant: expected credential, none or header:NAME"),
+        ("upstream: {base_url: 'https://h:x/'}", "upstream.base_url: not a URL: the host or the port is invalid"),
         (
             "upstream: {base_url: 'https://h/v1?a=b'}",
-            "upstream.base_url: a base URL has no query, fragment or white space",
+            "upstream.base_url: a base URL must not contain a query, a fragment or white space",
         ),
         (
             "upstream: {base_url: 'http://localhost:4141/v1'}",
-            "upstream.base_url: this is our own address: requests would go round in circles",
+            "upstream.base_url: this is the address of the proxy; requests would loop",
         ),
         ("summary: {base_url: 'https://other/v1'}", ELSEWHERE),
         ("models: {a: {summary: {base_url: 'http://api.openai.com/v1'}}}", f"models.a.{ELSEWHERE}"),
@@ -105,7 +105,7 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ),
         (
             "compaction: {strategies: {selective: {tag: 'a b'}}}",
-            "compaction.strategies.selective.tag: a tag holds letters, digits, - and _ only",
+            "compaction.strategies.selective.tag: a tag can contain only letters, digits, - and _",
         ),
         (
             "compaction: {strategy: full, target_tokens: 200000}",
@@ -159,7 +159,7 @@ def test_an_own_key_allows_a_summary_model_elsewhere(tmp_path: Path) -> None:
     "url", ["http://u:hunter2@h", "redis://", "redis://u:hunt er2@h", "redis+x://hunter2@h"]
 )
 def test_what_is_no_store_is_refused_without_being_shown(url: str, tmp_path: Path) -> None:
-    what = "a store is sqlite:///PATH, memory://, or redis://HOST and its relatives"
+    what = "expected sqlite:///PATH, memory://, or a Redis URL such as redis://HOST"
 
     assert refused(None, {"REDIS_URL": url}) == [f"store.url: $REDIS_URL: {what}"]
     assert problems(f"store: {{url: {url!r}}}", tmp_path, {}) == [f"config.yaml:1:9: store.url: {what}"]
@@ -173,7 +173,7 @@ def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
     keys = load_config(None, environ).config.server.client_keys
     assert [key.get_secret_value() for key in keys] == ["a", "b"]
     assert (
-        "server.client_keys: a key is empty"
+        "server.client_keys: a key must not be empty"
         in problems("server: {client_keys: ['']}\nupstream: {api_key: x}", tmp_path)[0]
     )
 
@@ -181,7 +181,7 @@ def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
 def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     assert problems(f"server: {{tls_certificate: {tmp_path}/c}}", tmp_path) == [
-        "config.yaml:1:1: server.tls_key: certificate and key are needed together"
+        "config.yaml:1:1: server.tls_key: set both the certificate and the key"
     ]
     text = f"server: {{tls_certificate: {tmp_path}/c, tls_key: {tmp_path}/k}}"
     assert problems(text, tmp_path)[0].endswith(": server.tls_key: the file cannot be read")
@@ -198,7 +198,7 @@ def test_a_unix_socket_stands_for_host_and_port(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     text = f"server: {{unix_socket: /p, tls_certificate: {tmp_path}/c, tls_key: {tmp_path}/c}}"
     assert problems(text, tmp_path)[0].endswith(
-        "server.tls_certificate: TLS is for host and port, and server.unix_socket takes their place"
+        "server.tls_certificate: TLS does not work with server.unix_socket"
     )
 
 
@@ -250,7 +250,7 @@ def test_a_summary_that_may_take_less_than_it_is_asked_for_leads_to_a_warning(tm
     (tmp_path / "config.yaml").write_text(f"compaction: {{strategies: {{full: {fields}}}}}")
     where = "compaction.strategies.full.summary_max_tokens"
     assert load_config(None, HOME).warnings == (
-        f"{where}: less than summary_tokens, so no more than this is asked for",
+        f"{where}: lower than summary_tokens, so this value limits the summary",
     )
 
 

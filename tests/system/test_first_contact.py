@@ -136,9 +136,9 @@ def test_commands_say_why_there_are_no_dollars_and_show_the_saved_tokens(tmp_pat
         assert "list prices are not used for an upstream on this machine or network;" in text
     assert re.search(r"^tokens saved, net +0$", shown[0], re.MULTILINE)
     assert re.search(
-        r"^context now +\d+ tokens, as the provider counted them; compacts at", shown[0], re.MULTILINE
+        r"^context now +\d+ tokens \(counted by the provider\); compacts at", shown[0], re.MULTILINE
     )
-    assert re.search(r"^from \S+ to \S+, when the latest counted request came$", shown[1], re.MULTILINE)
+    assert re.search(r"^from \S+ to \S+, the time of the latest counted request$", shown[1], re.MULTILINE)
     assert "session.store_names" in found
 
 

@@ -61,7 +61,7 @@ NOTHING: dict[str, Any] = {
     "list_models": [],
     "run_job": [],
 }
-AWAY = StoreUnavailableError("store-failed", "the store cannot be reached")
+AWAY = StoreUnavailableError("store-failed", "the store is not reachable")
 
 
 def links(page: Read) -> set[str]:
@@ -161,7 +161,7 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
             in overview
         )
         page = Read((await client.get(ONE)).text).text
-    assert "Net saved n/a No dollars: no price was known for any model used; set models.*.prices." in page
+    assert "Net saved n/a No dollars: the prices of all used models are unknown; set models.*.prices." in page
 
 
 LOCAL = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:9000/v1"}})
@@ -201,7 +201,7 @@ async def test_of_a_conversation_that_was_not_inspected_the_count_and_the_limits
     answers = sample() | {"list_exchanges": [ExchangeEntry("t", NAME, small, None)]}
     async with pages(FakeAdmin(answers)) as client:
         assert (
-            "Context now 9.7k 9,712 tokens, as the provider counted them. The last request: not inspected "
+            "Context now 9.7k 9,712 tokens (counted by the provider). The last request: not inspected "
             "(small), 38,851 of at most 84,998 bytes. Compacts at 88,500 tokens."
         ) in Read((await client.get(ONE)).text).text
 
@@ -360,10 +360,10 @@ async def test_what_does_not_work_is_said_in_words_with_the_status_that_the_api_
             await client.post("/ui/conversations/c_x/bypass"),
         ):
             assert answer.status_code == 404
-            assert "There is no such conversation." in Read(answer.text).text
+            assert "This conversation does not exist." in Read(answer.text).text
         for answer, status, said in (
             (await client.get(f"{ONE}/search?q=a"), 501, "This SQLite has no FTS5."),
-            (await client.post(f"{ONE}/undo"), 503, "The store cannot be used right now."),
+            (await client.post(f"{ONE}/undo"), 503, "The store is not available."),
         ):
             assert answer.status_code == status
             assert said in Read(answer.text).text
