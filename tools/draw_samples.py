@@ -18,11 +18,13 @@ import re
 import tokenize
 from collections.abc import Iterator, Mapping
 
-from count_names import read_sources
+from count_names import ROOT, read_sources
 from user_texts import UserText, list_texts, split_sentences
 
 # A text for users is drawn only if it has this many words, so that it can be understood or not.
 LEAST_WORDS = 4
+# Characters that are shown of the line where a text for users begins.
+MAX_SHOWN = 400
 # Lines of code that are shown below a docstring or a comment.
 SHOWN_LINES = 25
 
@@ -97,7 +99,8 @@ def main() -> None:
     print(f"seed {options.seed}")
     if options.kind == "texts":
         for count, drawn in enumerate(rng.sample(list_sentences(), options.number or 40), 1):
-            print(f"\n{count}. {drawn.path}:{drawn.line}\n{drawn.text}")
+            line = (ROOT / drawn.path).read_text("utf-8").splitlines()[drawn.line - 1].strip()
+            print(f"\n{count}. {drawn.path}:{drawn.line}\n{drawn.text}\n    > {line[:MAX_SHOWN]}")
         return
     sources = read_sources(options.commit)
     if options.kind == "signatures":

@@ -25,7 +25,10 @@ NOT_FOR_USERS = (
 FIELD_MODULES = ("config/sections.py",)
 SCHEMA_MODULES = ("admin/api/schemas.py",)
 MARKDOWN = ("*.md", "docs/**/*.md", "deploy/**/*.md", ".github/**/*.md")
-COMMENTED = ("config.yaml", "docker-compose.yml", "deploy/**/*.y*ml")
+COMMENTED = (
+    "config.yaml", "docker-compose.yml", "deploy/**/*.y*ml", "deploy/**/*.conf", "deploy/**/*.service",
+    "deploy/**/Caddyfile",
+)  # fmt: skip
 LABELLED = ("deploy/**/*.json", "deploy/**/*.y*ml", ".github/ISSUE_TEMPLATE/*.yml")
 
 _FENCE = re.compile(r"^(\s*)(```|~~~).*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
@@ -39,13 +42,14 @@ _STATEMENT = re.compile(r"\{[%#].*?[%#]\}", re.DOTALL)
 _LABEL = re.compile(
     r"""^\s*-?\s*"?(?:title|description|summary|label|name|about)"?:\s+(?:"((?:[^"\\]|\\.)*)"|(\S.*?)),?\s*$"""
 )
+_IS_SETTING = re.compile(r"(?:- )?[\w.-]+:(?: [\[{\"].*)?$|--\w|\w+: \w+$")
 _COMMENT = re.compile(r"^(\s*)#\s?(.*)$|^.*?\S\s+#\s(.*)$")
 _LINE_START = re.compile(r"^\s*(?:[-*+]|\d+\.|>|#+)\s+")
 # A string of fewer words is a word of an interface, not a text to judge.
 LEAST_WORDS = 3
 
 _CODE = re.compile(
-    r"\(\?|\\b|\\d|=\"|^\s*[{<]\w|: \{\w|\bimport \w|\bconst \w+ =|default-src|^[A-Z]+ (?:INTO|FROM)"
+    r"\(\?|\\b|\\d|=\"|^\s*[{<][\s\w]|: \{\w|\bimport \w|\bconst \w+ =|default-src|^[A-Z]+ (?:INTO|FROM)"
 )
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -110,7 +114,7 @@ def list_comments(path: str, text: str) -> Iterator[UserText]:
         if block and not (is_own_line and found and found[2] and not found[2].startswith(" ")):
             yield UserText(path, start, "\n".join(block))
             block = []
-        if found and is_own_line and found[2]:
+        if found and is_own_line and found[2] and not _IS_SETTING.match(found[2]):
             start = start if block else number
             block.append(found[2].strip())
         elif found and found[3]:

@@ -200,7 +200,7 @@ class RecordStore:
 
     @property
     def failure(self) -> StoreFailure | None:
-        """Why the store is not reachable, or refused to write in the last minute; None if it does neither."""
+        """The failure if the store is unreachable or refused a write in the last minute, otherwise None."""
         return self._resilient_store.failure
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:

@@ -39,7 +39,7 @@ _GENERAL_FIX = "start the server, or correct {key}"
 
 
 class StoreFailure(NamedTuple):
-    """Why the store fails.
+    """A failure of the store.
 
     The proxy keeps this object and not the exception, because the exception would keep the data of the failed
     call in memory.

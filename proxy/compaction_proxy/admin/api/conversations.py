@@ -243,11 +243,11 @@ async def _compact(conversation: str, commands: CommandsDependency) -> Response:
 async def _undo(conversation: str, commands: CommandsDependency, settings: SettingsDependency) -> Response:
     """Undo the latest compaction, and discard prepared ones. The response describes the undone one.
 
-    A prepared compaction that no request has used yet is not the one that is undone, even if it is newer. The
-    next request is sent with the compaction before, or in full. Automatic compaction is paused until a user
-    requests a compaction, or until a request reaches the hard mark (`hard_tokens`, by default 90 percent of
-    the usable context window). To prevent compaction at the hard mark too, send the request header
-    `x-compaction: bypass`, or call the endpoint `bypass` for all requests.
+    The undone compaction is the latest that a request has used. The next request uses the compaction before
+    it, or is sent in full. Automatic compaction is paused until a user requests a compaction, or until a
+    request reaches the hard mark (`hard_tokens`, by default 90 percent of the usable context window). To
+    prevent compaction at the hard mark too, send the request header `x-compaction: bypass`, or call the
+    endpoint `bypass` for all requests.
     """
     result = await commands.undo_round(conversation)
     return build_json_response(to_undone(result, estimate_hard_mark(settings.config, result.totals)))
