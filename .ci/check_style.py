@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from user_texts import UserText, list_markdown, list_texts, split_sentences  # noqa: E402
 
+# Words of a sentence, or of the parts before and after a colon.
 MAX_WORDS = 32
 MAX_SEMICOLONS = 1
 # Patterns, without regard to case, and advice. At least nine of ten hits of a pattern must be real.
@@ -33,7 +34,7 @@ RULES = (
     (r"\btroubles?\b", "write failure, error, problem"),
     (r"\bas (?:it|they) (?:came|comes?|arrives?)\b", "write unchanged"),
     (r"(?<!far )(?<!long )(?<!soon )\bas (?:it|they) (?:is|are|was|were)\b(?! \w+ed\b)", "write unchanged"),
-    (r"\b(?:somebody|whoever|anybody)\b", "name the actor: a client, a user"),
+    (r"\bwhoever\b", "name the actor: a client, a user"),
     (r"\blikewise\b", "repeat the noun"),
     (r"\banew\b", "write again"),
     (r"\bdearer\b", "write more expensive"),
@@ -47,12 +48,12 @@ RULES = (
     (r"\b(?:we|our|ours|us)\b", "write the proxy, or you"),
     # Clauses in place of nouns, and pronouns without a noun.
     (
-        r"\bwhat (?:is|are|was|were|has been|had been) (?!wrong\b|new\b)[^?]*$",
+        r"(?<!^)\bwhat (?:is|are|was|were|has been|had been) (?!wrong\b|new\b)[^?]*$",
         "name it: the removed messages",
     ),
     (r"^What\b[^?]*\.$", "begin with a noun, not with a clause"),
     (r"^(?:Whose|Of which|By what|From when)\b[^?]*$", "write a whole phrase with its noun"),
-    (r"\bof which\b", "make two sentences"),
+    (r"(?<!each )(?<!all )(?<!some )(?<!none )(?<!one )\bof which\b", "make two sentences"),
     # One term for each thing.
     (
         r"\brounds\b|\b(?:an?|the|last|next|new(?:est)?|latest|no|each|every|any|this|one) round\b(?! \d)",
@@ -73,7 +74,7 @@ def find_advice(sentence: str) -> Iterator[tuple[str, str]]:
     for pattern, advice in _PATTERNS:
         if found := pattern.search(plain):
             yield found[0].strip(), advice
-    words = len(re.findall(r"[A-Za-z'`]+", plain))
+    words = max(len(re.findall(r"[A-Za-z'`]+", part)) for part in plain.split(": "))
     if words > MAX_WORDS:
         yield f"{words} words", f"split it: {MAX_WORDS} words at most"
     if plain.count(";") > MAX_SEMICOLONS:

@@ -31,6 +31,9 @@ COMMENTED = (
 )  # fmt: skip
 LABELLED = ("deploy/**/*.json", "deploy/**/*.y*ml", ".github/ISSUE_TEMPLATE/*.yml")
 
+# The history, and the page that traces tests to the documents before the first version.
+CONTRIBUTORS_PAGES = ("CHANGELOG.md", "docs/verification.md")
+
 _FENCE = re.compile(r"^(\s*)(```|~~~).*?^\s*\2\s*$", re.DOTALL | re.MULTILINE)
 _COMMENT_TAG = re.compile(r"<!--.*?-->|<(style|script|svg|pre)\b.*?</\1>", re.DOTALL)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*(?:\s+\"[^\"]*\")?\)")
@@ -210,7 +213,7 @@ def list_texts() -> list[UserText]:
 
 def _find_files(patterns: tuple[str, ...]) -> list[Path]:
     found = {path.resolve() for pattern in patterns for path in ROOT.glob(pattern)}
-    return sorted(found - {ROOT / "CHANGELOG.md", *ROOT.glob("docs/adr/*")})
+    return sorted(found - {ROOT / name for name in CONTRIBUTORS_PAGES} - set(ROOT.glob("docs/adr/*")))
 
 
 _SENTENCE_END = re.compile(
