@@ -407,7 +407,7 @@ class CompactionSection(BaseModel):
 
     model_config = STRICT
     mode: Literal["active", "shadow", "bypass"] = "active"
-    """`active`: compact; `shadow`: only report what a compaction would do; `bypass`: only relay."""
+    """`active`: compact, `shadow`: only report what a compaction would do, `bypass`: only forward."""
     strategy: Annotated[str, AfterValidator(_check_strategy)] = DEFAULT_STRATEGY
     """How to compact: one of the names below `compaction.strategies`."""
     trigger: Annotated[tuple[TriggerRow, ...] | None, BeforeValidator(_parse_trigger)] = None

@@ -260,12 +260,12 @@ POLICY_FIELDS: Mapping[str, PolicyField] = MappingProxyType(
             "Percentage of the usable window above which a new tool result counts as huge.",
         ),
         "rounds": PolicyField(
-            Positive, "layout.rounds", "Number of rounds kept before they are merged into one."
+            Positive, "layout.rounds", "Number of records kept before they are merged into one."
         ),
         "chain_percent": _build_percent_field(
             Percent,
             "layout.chain_share",
-            "Percentage of the target above which rounds are merged into one.",
+            "Percentage of the target above which records are merged into one.",
         ),
         "summary_percent": _build_percent_field(
             Percent, "summary.share", "Target summary length as a percentage of the removed text."
