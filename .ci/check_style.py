@@ -28,7 +28,10 @@ RULES = (
     (r"\btold to\b", "write receives, is configured to"),
     (r"\bbeside\b", "write next to, in addition to, compared with"),
     (r"\b(?:stands|stood)\b(?! for\b)", "write is, appears, replaces"),
-    (r"(?<=\w )(?<!process )(?<!proxy )\bholds(?=\s*(?:[.,;:]|and\b|$))|\bwhat holds\b", "write applies, is in effect"),
+    (
+        r"(?<=\w )(?<!process )(?<!proxy )\bholds(?=\s*(?:[.,;:]|and\b|$))|\bwhat holds\b",
+        "write applies, is in effect",
+    ),
     (r"\blets? go\b|\bleft alone\b", "write removes, skips, does not use"),
     (r"\bby (?:itself|themselves)\b", "write automatically, on its own"),
     (r"\btroubles?\b", "write failure, error, problem"),

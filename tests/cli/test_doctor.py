@@ -44,8 +44,7 @@ def test_a_sound_installation_has_no_error(upstream: Scripted, run: Run) -> None
     assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, assumed"
     assert [target for _, target, _, _ in upstream.asked][:2] == ["/v1/models", "/readyz"]
     assert [each["what"] for each in topics["window"]] == [
-        f"{name}: the upstream reports no window, so 128,000 tokens are assumed"
-        for name in ("cheap", "dear")
+        f"{name}: the upstream reports no window, so 128,000 tokens are assumed" for name in ("cheap", "dear")
     ]
 
 
@@ -192,7 +191,9 @@ def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
     path.touch()
     path.chmod(0o644)
     told = [each for each in doctor.check_disk(path) if each.topic == "store"]
-    assert told == [doctor.Finding("warning", "store", f"{path}: other users can read the file", f"chmod 600 '{path}'")]
+    assert told == [
+        doctor.Finding("warning", "store", f"{path}: other users can read the file", f"chmod 600 '{path}'")
+    ]
 
 
 def test_a_finding_is_one_line_whatever_it_says() -> None:

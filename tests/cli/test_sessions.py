@@ -429,7 +429,10 @@ def test_the_key_is_taken_from_a_file_and_never_shown(script: Scripted, run: Run
     assert script.asked[0][3] == "Bearer hunter2"
     assert "hunter2" not in done.output
     missing = run("sessions", "list", "--url", script.url, "--admin-key-file", "/nowhere")
-    assert (missing.exit_code, missing.stderr) == (2, "/nowhere: cannot read the file: No such file or directory\n")
+    assert (missing.exit_code, missing.stderr) == (
+        2,
+        "/nowhere: cannot read the file: No such file or directory\n",
+    )
 
 
 def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) -> None:

@@ -59,7 +59,10 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ('server: {unix_socket: ""}', "server.unix_socket: the path must be absolute"),
         ('server: {unix_socket: "${NO_SUCH_SOCKET:-}"}', "server.unix_socket: the path must be absolute"),
         ("session: {tenant: 'header:'}", "session.tenant: expected credential, none or header:NAME"),
-        ("upstream: {base_url: 'https://h:x/'}", "upstream.base_url: not a URL: the host or the port is invalid"),
+        (
+            "upstream: {base_url: 'https://h:x/'}",
+            "upstream.base_url: not a URL: the host or the port is invalid",
+        ),
         (
             "upstream: {base_url: 'https://h/v1?a=b'}",
             "upstream.base_url: a base URL must not contain a query, a fragment or white space",

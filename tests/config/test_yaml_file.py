@@ -47,7 +47,9 @@ def test_a_file_that_cannot_be_understood_leads_to_one_clear_line(
 
 
 def test_a_file_that_cannot_be_read_leads_to_one_clear_line(tmp_path: Path) -> None:
-    assert refused(tmp_path / "absent.yaml") == ["absent.yaml: cannot read the file: No such file or directory"]
+    assert refused(tmp_path / "absent.yaml") == [
+        "absent.yaml: cannot read the file: No such file or directory"
+    ]
     (tmp_path / "latin.yaml").write_bytes(b"server: {}\n# caf\xe9\n")
     assert refused(tmp_path / "latin.yaml") == ["latin.yaml:2: not UTF-8"]
     (tmp_path / "huge.yaml").write_bytes(b"#" * 300_000)

@@ -51,4 +51,7 @@ def test_what_a_library_raised_while_it_handled_an_error_of_the_system_is_looked
 
 def test_the_fix_names_what_sets_the_url() -> None:
     problem = StoreFailure("store-down").to_problem("redis://h", "$REDIS_URL")
-    assert problem == ("The store cannot be reached.", "At redis://h: start the server, or correct $REDIS_URL.")
+    assert problem == (
+        "The store cannot be reached.",
+        "At redis://h: start the server, or correct $REDIS_URL.",
+    )

@@ -66,7 +66,10 @@ def test_shares_times_and_reasons() -> None:
         "n/a",
     ]
     assert formatting.describe_reason("timeout") == "the summary model took too long (timeout)"
-    assert formatting.describe_reason("http-503") == "the provider of the summary model returned an error (http-503)"
+    assert (
+        formatting.describe_reason("http-503")
+        == "the provider of the summary model returned an error (http-503)"
+    )
     assert [formatting.describe_due_reasons("percent,http-503"), formatting.describe_due_reasons("")] == [
         "trigger reached, http 503",
         "n/a",

@@ -89,7 +89,8 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
         refused = await asyncio.to_thread(
             called, AdminClient(stack.url, {"authorization": "Bearer sk-other"})
         )
-        told = f"The proxy at {stack.url} refused the request: Send a client key of this proxy (server.client_keys)."
+        reason = "Send a client key of this proxy (server.client_keys)."
+        told = f"The proxy at {stack.url} refused the request: {reason}"
         assert refused == McpToolResult(told, is_error=True)
 
 
