@@ -121,8 +121,8 @@ _SAVED_TOKENS_FIELDS = (
 )
 _MONEY_FIELDS = (
     ("cost", "cost_usd"),
-    ("saved before losses", "gross_usd"),
-    ("lost by broken cache", "cache_loss_usd"),
+    ("gross saving", "gross_usd"),
+    ("cache loss", "cache_loss_usd"),
     ("summaries", "summary_usd"),
     ("net saved", "net_usd"),
 )

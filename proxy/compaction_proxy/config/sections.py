@@ -398,7 +398,7 @@ def _check_strategy(name: str) -> str:
     if name not in STRATEGIES:
         close = get_close_matches(name, STRATEGIES, n=1)
         meant = f", did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"one of {', '.join(STRATEGIES)}{meant}")
+        raise ValueError(f"expected one of {', '.join(STRATEGIES)}{meant}")
     return name
 
 

@@ -130,7 +130,7 @@ def _parse_pin(value: bytes) -> str:
         requirement = "must be UTF-8, or percent-encoded UTF-8"
         raise _build_header_error("x-compaction-pin", requirement) from None
     if pin is None:
-        requirement = f"must hold 1 to {MAX_PIN_CHARACTERS} characters without control characters"
+        requirement = f"must have 1 to {MAX_PIN_CHARACTERS} characters without control characters"
         raise _build_header_error("x-compaction-pin", requirement)
     return pin
 

@@ -53,7 +53,7 @@ def get_store_path(url: str) -> Path | None:
     if not separator or scheme != "sqlite":
         # The message shows only the scheme of the URL: the rest may contain a password.
         name = f"'{scheme}://'" if separator else "a URL without '://'"
-        raise ConfigError(f"store.url: no store for {name}; there are sqlite:///, redis:// and memory://")
+        raise ConfigError(f"store.url: {name} is not supported; use sqlite:///, redis:// or memory://")
     if not rest.startswith("/") or rest in {"/", "/:memory:"} or rest.endswith("/"):
         raise ConfigError(
             "store.url: add a file: sqlite:///relative.db, sqlite:////absolute.db or sqlite:///~/state.db"

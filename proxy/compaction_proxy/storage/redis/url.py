@@ -159,7 +159,7 @@ def _parse_options(query: str, kind: RedisKind, *, tls: bool) -> dict[str, str]:
 
 def _parse_number(text: str, option: str, minimum: int) -> int:
     if not text.isdecimal() or not minimum <= int(text) <= 65_535:
-        raise _build_error(f"{option} is a whole number from {minimum}")
+        raise _build_error(f"{option} must be a whole number of at least {minimum}")
     return int(text)
 
 
