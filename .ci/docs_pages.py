@@ -2,10 +2,10 @@
 
     uv run python .ci/docs_pages.py
 
-docs/clients.md says what `connect` says and what came of the client suite and of the agents,
-docs/operations.md which keys wait for a restart, docs/architecture.md what each module is for, docs/llms.txt
-which pages there are, and README.md what the demo prints. The repository on GitHub is named as [project.urls]
-in pyproject.toml names it.
+docs/clients.md has what `connect` prints and the results of the client suite and of the agents,
+docs/upgrade.md the keys that wait for a restart, docs/architecture.md the purpose of each module, docs/llms.txt
+the list of pages, docs/demo.md the output of the demo, and README.md a part of it. The repository on GitHub is
+named as [project.urls] in pyproject.toml names it.
 .ci/check_docs.py compares them.
 """
 
@@ -42,6 +42,9 @@ LANGUAGES = {
 }  # fmt: skip
 # Those whose lines tests run as they stand; the others are read as what they are written in.
 RUN = {"openai-python", "openai-node", "curl"}
+# A row of the demo's table, and the turns that README.md shows.
+TURN = re.compile(r" +(\d+) +[\d,]+ +[\d,]+ +\d+%")
+SHOWN_TURNS = {1, 6, 18, 41}
 # How a paragraph begins that is neither heading, table, list nor code.
 PROSE = re.compile(r"\w|\*\*|`(?!``)")
 CLIENTS_HEAD = """# Clients
@@ -209,6 +212,18 @@ def between(text: str, mark: str, new: str) -> str:
     return place.sub(lambda _: new, text)
 
 
+def shorten_demo(text: str) -> str:
+    """Returns the output of the demo with the rows of a few turns; a line `…` stands for those left out."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        turn = TURN.match(line)
+        if turn is None or int(turn[1]) in SHOWN_TURNS:
+            lines.append(line)
+        elif lines[-1] != "   …":
+            lines.append("   …")
+    return "\n".join(lines) + "\n"
+
+
 def pages() -> list[Page]:
     """The nav of mkdocs.yml, in its order."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["nav"]
@@ -294,14 +309,17 @@ def name_repository(text: str) -> str:
 
 def generated() -> dict[Path, str]:
     """What each file should hold."""
-    operations, architecture, readme = DOCS / "operations.md", DOCS / "architecture.md", ROOT / "README.md"
+    upgrade, architecture = DOCS / "upgrade.md", DOCS / "architecture.md"
+    demo, readme = DOCS / "demo.md", ROOT / "README.md"
     modules = "\n".join(list_modules(PACKAGE)).strip("\n")
+    played = render_table()
     return {
         DOCS / "clients.md": clients_page(),
-        operations: between(operations.read_text("utf-8"), "reload", waiting_keys()),
+        upgrade: between(upgrade.read_text("utf-8"), "reload", waiting_keys()),
         architecture: between(architecture.read_text("utf-8"), "modules", modules),
         DOCS / "llms.txt": llms(),
-        readme: between(readme.read_text("utf-8"), "demo", f"```text\n{render_table()}```"),
+        demo: between(demo.read_text("utf-8"), "demo", f"```text\n{played}```"),
+        readme: between(readme.read_text("utf-8"), "demo", f"```text\n{shorten_demo(played)}```"),
     } | {ROOT / name: name_repository((ROOT / name).read_text("utf-8")) for name in NAMING}
 
 

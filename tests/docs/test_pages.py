@@ -24,10 +24,10 @@ def test_pages_links_and_lists_are_whole() -> None:
 
 
 def test_every_client_and_every_key_that_waits_is_on_a_page() -> None:
-    clients, operations = page("clients.md"), page("operations.md")
+    clients, upgrade = page("clients.md"), page("upgrade.md")
 
     assert [name for name in CLIENTS if f"\n\n`{name}`. Into " not in clients] == []
-    assert [name for name in RESTART_KEYS if f"`{name}`" not in operations] == []
+    assert [name for name in RESTART_KEYS if f"`{name}`" not in upgrade] == []
 
 
 @pytest.mark.parametrize(
