@@ -67,10 +67,10 @@ LANGUAGE_NAMES = {"python": "Python", "node": "JavaScript", "cli": "command"}
 TABLE_HEAD = """
 ## Tested clients
 
-The test suite runs each of these clients over real sockets with a scripted provider: directly, through the proxy, and through the
-proxy with a window so small that the long conversation must be compacted. A case passes if the client sees the same result each
-time, including errors; if the requests without compaction reach the provider byte for byte; and if instructions, tools and the
-user's last words are unchanged in compacted requests. The numbers are passed cases on each [wire](wires.md). A blank means that
+The test suite runs each of these clients over real sockets with a scripted provider. It runs directly, through the proxy, and through
+the proxy with a window so small that the long conversation must be compacted. In a passed case, the client sees the same result each
+time, including errors. Requests without compaction reach the provider byte for byte. In compacted requests, instructions, tools and
+the user's last words are unchanged. The numbers are passed cases on each [wire](wires.md). A blank means that
 the client was not tested on that wire.
 
 | client | version | for | chat completions | Responses | Messages |

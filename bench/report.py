@@ -106,9 +106,9 @@ def _origin(results: Results) -> str:
     machine, plan = results.environment, results.plan
     return (
         f"Measured on {machine['date']}: {machine['processor']}, one core for the target and one for "
-        f"upstream and load; Python {machine['python']}; medians of {plan['rounds']} rounds of "
+        f"upstream and load, Python {machine['python']}. Medians of {plan['rounds']} runs of "
         f"{plan['window_s']} s, in which the targets take turns. In parentheses: the multiple of nginx in the "
-        f"same round. {IDLE_MARK}: the target used less than {BUSY:.0%} of its core, so something else was the "
+        f"same run. {IDLE_MARK}: the target used less than {BUSY:.0%} of its core, so something else was the "
         "limit.\n"
         f"{_quiet(machine)}"
         "nginx only relays. Gated, the proxy sees by the size of a request that there is nothing to do. With the "
