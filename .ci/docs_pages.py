@@ -3,9 +3,9 @@
     uv run python .ci/docs_pages.py
 
 docs/clients.md has what `connect` prints and the results of the client suite and of the agents,
-docs/upgrade.md the keys that wait for a restart, docs/architecture.md the purpose of each module, docs/llms.txt
-the list of pages, docs/demo.md the output of the demo, and README.md a part of it. The repository on GitHub is
-named as [project.urls] in pyproject.toml names it.
+docs/upgrade.md the keys that wait for a restart, docs/architecture.md the purpose of each module,
+docs/llms.txt the list of pages, docs/demo.md the output of the demo, and README.md a part of it. The
+repository on GitHub has the name that [project.urls] in pyproject.toml has.
 .ci/check_docs.py compares them.
 """
 
@@ -49,15 +49,17 @@ SHOWN_TURNS = {1, 6, 18, 41}
 PROSE = re.compile(r"\w|\*\*|`(?!``)")
 CLIENTS_HEAD = """# Connect a client
 
-This page has the settings with which each client uses the proxy. `compaction-proxy connect CLIENT` prints the same, with
-the address of your proxy. `--apply` changes the file of CLIENT_FILES, and keeps the old one.
+This page has the settings with which each client uses the proxy. `compaction-proxy connect CLIENT` prints
+the same, with the address of your proxy. `--apply` changes the file of CLIENT_FILES, and keeps the old one.
 `compaction-proxy run -- COMMAND` changes only the environment of one command.
 
-Keys stay where they are: the proxy forwards the key of the client to the provider. If the proxy has a provider key of its own
-(`upstream.api_key`), the client may use any word as its key. If `server.client_keys` is set, the client needs one of these keys.
-From a container, this machine is `host.docker.internal`, and the proxy must listen on an address that the container reaches.
+Keys stay where they are: the proxy forwards the key of the client to the provider. If the proxy has a
+provider key of its own (`upstream.api_key`), the client may use any word as its key. If
+`server.client_keys` is set, the client needs one of these keys. From a container, this machine is
+`host.docker.internal`, and the proxy must listen on an address that the container reaches.
 
-Without an id, the messages decide to which conversation a request belongs. Some [headers](headers.md#conversation-ids) carry an id.
+Without an id, the messages decide to which conversation a request belongs. Some
+[headers](headers.md#conversation-ids) carry an id.
 
 <!-- Written by .ci/docs_pages.py from what `connect` knows, from clients.json and from agents.json. -->
 """
@@ -67,33 +69,36 @@ LANGUAGE_NAMES = {"python": "Python", "node": "JavaScript", "cli": "command"}
 TABLE_HEAD = """
 ## Tested clients
 
-The test suite runs each of these clients over real sockets with a scripted provider. It runs directly, through the proxy, and through
-the proxy with a window so small that the long conversation must be compacted. In a passed case, the client sees the same result each
-time, including errors. Requests without compaction reach the provider byte for byte. In compacted requests, instructions, tools and
-the user's last words are unchanged. The numbers are passed cases on each [wire](wires.md). A blank means that
-the client was not tested on that wire.
+The test suite runs each of these clients over real sockets with a scripted provider. It runs directly,
+through the proxy, and through the proxy with a window so small that the long conversation must be
+compacted. In a passed case, the client sees the same result each time, including errors. Requests without
+compaction reach the provider byte for byte. In compacted requests, instructions, tools and the user's last
+words are unchanged. The numbers are passed cases on each [wire](wires.md). A blank means that the client
+was not tested on that wire.
 
 | client | version | for | chat completions | Responses | Messages |
 | --- | --- | --- | --- | --- | --- |
 """
 TABLE_FOOT = """
-The [results](clients.json) name each case. The suite is in `tests/system/clients`. `.ci/run` runs a part of it, `.ci/run --full` all.
+The [results](clients.json) name each case. The suite is in `tests/system/clients`. `.ci/run` runs a part of
+it, `.ci/run --full` all.
 """
 
 AGENTS_HEAD = """
 ## Agents
 
-`make test-agents` runs each of these programs in a session of 80 requests: a loop over its own tools, resumed for a second task.
-The scripted provider is strict: it refuses broken tool pairs, altered signatures, roles out of order, and requests larger than
-its window. `told` means that `models.*.window` names the window, `learned` that the proxy learns it from a refusal.
+`make test-agents` runs each of these programs in a session of 80 requests: a loop over its own tools,
+resumed for a second task. The scripted provider is strict: it refuses broken tool pairs, altered
+signatures, roles out of order, and requests larger than its window. `told` means that `models.*.window`
+names the window, `learned` that the proxy learns it from a refusal.
 
-A session passes if the client shows no error, no request is invalid, the proxy lists one conversation, and the provider refuses at
-most one request as too long. Task, instructions and newest tool result must reach the provider whole if they fit; without a
-compaction, the bytes must be the client's. There may be at most one summary call for five requests, unless system prompt and tools
-take more than 60 % of the window.
+A session passes if the client shows no error, no request is invalid, the proxy lists one conversation, and
+the provider refuses at most one request as too long. Task, instructions and newest tool result must reach
+the provider whole if they fit; without a compaction, the bytes must be the client's. There may be at most
+one summary call for five requests, unless system prompt and tools take more than 60 % of the window.
 
-A cell has two results: for a provider that counts the prompt against its window, and for one that counts prompt and `max_tokens`.
-The number is that of summary calls; `-` means that the session was not run.
+A cell has two results: for a provider that counts the prompt against its window, and for one that counts
+prompt and `max_tokens`. The number is that of summary calls; `-` means that the session was not run.
 
 """
 # The windows that the agents are run with, and how the proxy gets to know them.
@@ -102,8 +107,8 @@ AGENT_COLUMNS = tuple(
 )
 COUNTINGS = ("prompt", "sum")
 AGENTS_FOOT = """
-The [results](agents.json) have all figures. The suite is in `tests/system/agents`, and
-`make test-agents AGENTS=codex,aider WINDOWS=24k` runs a part of it.
+The [results](agents.json) have all figures. The suite is in `tests/system/agents`, and `make test-agents
+AGENTS=codex,aider WINDOWS=24k` runs a part of it.
 """
 
 

@@ -99,7 +99,7 @@ def _quiet(machine: Mapping[str, Any]) -> str:
     load = machine["load_average"][0]
     if load < QUIET_LOAD:
         return ""
-    return f"**Other programs used the machine (load {load:.1f} at the start), so figures and ratios are rough.**\n"
+    return f"**Other programs used the machine (load {load:.1f} at the start): figures and ratios are rough.**\n"
 
 
 def _origin(results: Results) -> str:
@@ -107,12 +107,12 @@ def _origin(results: Results) -> str:
     return (
         f"Measured on {machine['date']}: {machine['processor']}, one core for the target and one for "
         f"upstream and load, Python {machine['python']}. Medians of {plan['rounds']} runs of "
-        f"{plan['window_s']} s, in which the targets take turns. In parentheses: the multiple of nginx in the "
-        f"same run. {IDLE_MARK}: the target used less than {BUSY:.0%} of its core, so something else was the "
-        "limit.\n"
+        f"{plan['window_s']} s, in which the targets take turns. In parentheses: the multiple of nginx in "
+        f"the same run. {IDLE_MARK}: the target used less than {BUSY:.0%} of its core, so something else was "
+        "the limit.\n"
         f"{_quiet(machine)}"
-        "nginx only relays. Gated, the proxy sees by the size of a request that there is nothing to do. With the "
-        "gate off, it parses, digests, counts and remembers each conversation.\n"
+        "nginx only relays. Gated, the proxy sees by the size of a request that there is nothing to do. With "
+        "the gate off, it parses, digests, counts and remembers each conversation.\n"
     )
 
 

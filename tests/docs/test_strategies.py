@@ -1,5 +1,5 @@
-"""docs/strategies.md has the keys and defaults of the configuration, and docs/verification.md leaves out no part
-of the documents that the strategies come from.
+"""docs/strategies.md has the keys and defaults of the configuration, and docs/verification.md leaves out no
+part of the documents that the strategies come from.
 """
 
 import re
