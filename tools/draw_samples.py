@@ -99,8 +99,8 @@ def main() -> None:
     print(f"seed {options.seed}")
     if options.kind == "texts":
         for count, drawn in enumerate(rng.sample(list_sentences(), options.number or 40), 1):
-            line = (ROOT / drawn.path).read_text("utf-8").splitlines()[drawn.line - 1].strip()
-            print(f"\n{count}. {drawn.path}:{drawn.line}\n{drawn.text}\n    > {line[:MAX_SHOWN]}")
+            shown = (ROOT / drawn.path).read_text("utf-8").splitlines()[drawn.line - 1].strip()
+            print(f"\n{count}. {drawn.path}:{drawn.line}\n{drawn.text}\n    > {shown[:MAX_SHOWN]}")
         return
     sources = read_sources(options.commit)
     if options.kind == "signatures":

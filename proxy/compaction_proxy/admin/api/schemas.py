@@ -199,8 +199,10 @@ CompactionLine = _make_schema(
     "CompactionLine", "A compaction and its state. Unknown values are null.", _COMPACTION_TYPES
 )
 Compactions = _make_schema(
-    "Compactions", "The compactions of a conversation, oldest first.", {"compactions": list[CompactionLine]}
-)  # type: ignore[valid-type]
+    "Compactions",
+    "The compactions of a conversation, oldest first.",
+    {"compactions": list[CompactionLine]},  # type: ignore[valid-type]
+)
 CompactionDetail = _make_schema(
     "CompactionDetail",
     "A compaction with its removed messages, its prompts, and the messages after it.",
