@@ -117,7 +117,7 @@ def list_comments(path: str, text: str) -> Iterator[UserText]:
         if block and not (is_own_line and found and found[2] and not found[2].startswith(" ")):
             yield UserText(path, start, "\n".join(block))
             block = []
-        if found and is_own_line and found[2] and not _IS_SETTING.match(found[2]):
+        if found and is_own_line and found[2] and not _IS_SETTING.match(found[2].strip()):
             start = start if block else number
             block.append(found[2].strip())
         elif found and found[3]:

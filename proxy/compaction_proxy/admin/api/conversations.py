@@ -163,7 +163,7 @@ async def _export(
 async def _events(
     conversation: str, commands: CommandsDependency, limit: ListLimit = MAX_SCANNED, offset: ListOffset = 0
 ) -> Response:
-    """List the newest events of a conversation, oldest first. `offset` newer events are left out."""
+    """List the newest events of a conversation, oldest first. Skips the `offset` newest ones."""
     events = await commands.list_events(conversation)
     page, following = cut_page(events[::-1], limit, offset)
     return build_json_response({"events": [asdict(each) for each in reversed(page)], "next": following})
@@ -175,7 +175,7 @@ async def _exchanges(
 ) -> Response:
     """List the newest exchanges (requests and their responses) of a conversation, oldest first.
 
-    `offset` newer exchanges are left out.
+    Skips the `offset` newest ones.
     """
     found = await queries.list_exchanges(conversation, offset + limit + 1)  # one more: is there another page?
     page, following = cut_page(found[::-1], limit, offset)

@@ -175,7 +175,7 @@ async def _recent(
 ) -> Response:
     """List the latest events of all conversations, newest first. `failures=true` selects only failures.
 
-    `offset` newer events are left out.
+    Skips the `offset` newest ones.
     """
     found = await queries.list_recent_items(offset + limit + 1, failures=failures)
     page, following = cut_page(found, limit, offset)
