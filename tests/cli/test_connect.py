@@ -117,7 +117,7 @@ def test_a_file_that_is_not_understood_is_left_alone(tool: str, text: str, run: 
     file.write_text(text)
     done = run("connect", tool, "--apply", "--file", str(file))
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith(f"{file}: left alone: ")
+    assert done.stderr.startswith(f"{file}: not changed: ")
     assert (file.read_text(), list(tmp_path.iterdir())) == (text, [file])
 
 

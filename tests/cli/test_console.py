@@ -201,8 +201,8 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
     [
         (False, "", False, FAILED, "nothing was deleted: without a terminal, --yes is required\n"),
         (False, "", True, 0, ""),
-        (True, "n\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
-        (True, "\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
+        (True, "n\n", False, FAILED, "Delete it? [y/N]:nothing was deleted\n"),
+        (True, "\n", False, FAILED, "Delete it? [y/N]:nothing was deleted\n"),
         (True, "y\n", False, 0, "Delete it? [y/N]:"),
         (True, "", True, 0, ""),
     ],

@@ -104,7 +104,9 @@ def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
             port = int(script.url.rpartition(":")[2])
             assert doctor.check_address(ServerSection(port=port)).level == "error"
     script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
-    assert doctor.check_address(ServerSection(port=port)).what.endswith("version 9.9 of this proxy answers")
+    assert doctor.check_address(ServerSection(port=port)).what.endswith(
+        "compaction-proxy 9.9 is running there"
+    )
     keys = {
         "none": "warning",
         "short": "warning",
@@ -143,7 +145,9 @@ def test_a_running_proxy_with_another_upstream_is_told_before_that_one_is_asked(
     script.put("GET", "/config", {"values": [{"key": "upstream.base_url", "value": f"{own}/"}]})
     assert tell()["what"].startswith(f"{own} cannot be reached")
     script.put("GET", "/config", {"error": {"message": "no"}}, status=401)
-    assert tell()["what"].startswith("that of the running proxy is not known: the admin key is refused")
+    assert tell()["what"].startswith(
+        "cannot read the upstream of the running proxy: the proxy rejects the admin key"
+    )
 
 
 def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path) -> None:
@@ -152,15 +156,15 @@ def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path)
     assert doctor.check_admin_key(config, {})[:3] == (
         "ok",
         "admin key",
-        f"made at the first start, in {path}",
+        f"will be generated at the first start in {path}",
     )
     assert not path.exists()
     path.write_text("ab" * 32)
     path.chmod(0o600)
-    assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"in {path}")
+    assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"saved in {path}")
     path.chmod(0o644)
     found = doctor.check_admin_key(config, {})
-    assert (found.level, "every user may read it" in found.what) == ("warning", True)
+    assert (found.level, "other users can read it" in found.what) == ("warning", True)
 
 
 @pytest.mark.parametrize(

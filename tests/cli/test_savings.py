@@ -74,7 +74,7 @@ def test_one_is_not_many(script: Scripted, run: Run) -> None:
     total = {**TOTAL, "requests": 1, "rounds": 1}
     script.put("GET", "/stats", {"rows": [], "total": total})
     assert run("savings", "--share", "--url", script.url).stdout.splitlines()[1] == (
-        "1 request, 1 round of compaction"
+        "1 request, 1 compaction"
     )
     one_unpriced = {**total, "uncounted": 0, "unpriced": 1, "unpriced_summary_calls": 0}
     script.put("GET", "/stats", {"rows": [], "total": one_unpriced})
@@ -92,7 +92,10 @@ def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
         "models.*.prices"
     )
     assert reason in run("savings", "--url", script.url).stdout.splitlines()
-    assert f"no dollars: {reason}" in run("savings", "--share", "--url", script.url).stdout.splitlines()
+    assert (
+        f"savings in dollars are unknown: {reason}"
+        in run("savings", "--share", "--url", script.url).stdout.splitlines()
+    )
 
 
 def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
@@ -112,8 +115,8 @@ def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> No
 def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
     assert run("savings", "--share", "--url", told.url).stdout.splitlines() == [
         "compaction-proxy, since 7d, up to 2026-11-22T12:00:00Z",
-        "1,200 requests, 14 rounds of compaction",
-        "4,000,000 tokens sent, 1,200,000 read with summaries (70 % less), of 1,100 of 1,200 requests",
+        "1,200 requests, 14 compactions",
+        "4,000,000 tokens sent, 1,200,000 read including summaries (70 % less), of 1,100 of 1,200 requests",
         "90 % of the input came from the provider's cache",
         f"{NET}, of 1,198 of 1,200 requests, of 11 of 14 summary calls",
     ]

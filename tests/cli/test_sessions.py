@@ -80,8 +80,8 @@ def test_show_has_tokens_and_the_reason_where_there_is_no_price(script: Scripted
         "30,000", "1,500", "28,500",
     ]  # fmt: skip
     assert figures["net saved"] == (
-        "n/a: list prices are not used for an upstream on this machine or network; set upstream.prices: "
-        "list, or models.*.prices"
+        "n/a: list prices do not apply to an upstream on this machine or network; set upstream.prices: "
+        "list or models.*.prices"
     )
     assert not {"cost", "summaries"} & set(figures)
 
@@ -109,8 +109,8 @@ def test_a_search_that_finds_nothing_says_how_a_session_is_found(script: Scripte
     script.put("GET", "/conversations", {"conversations": []})
     shown = run("sessions", "list", "--search", "invoice", "--url", script.url).stdout
     assert shown.splitlines()[-1] == (
-        "Nothing found. Enter a client's own session id in full. The proxy stores names, and finds them by a "
-        "part, only with session.store_names: true."
+        "Nothing found. Enter the client's own session id in full. A part of it is enough only if "
+        "session.store_names is true."
     )
     assert "Nothing found" not in run("sessions", "list", "--url", script.url).stdout
 

@@ -31,7 +31,7 @@ def test_where_no_key_is_needed_it_prints_the_address(key: str, run: Run, script
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (401, {"error": {"message": "Send the key."}}, "the admin key is refused"),
+        (401, {"error": {"message": "Send the key."}}, "the proxy rejects the admin key"),
         (403, {"error": {"message": "Set server.admin_key to use this."}}, "Set server.admin_key"),
         (200, {"models": []}, "not a compaction-proxy"),
         (200, 5, "not a compaction-proxy"),

@@ -15,8 +15,8 @@ from compaction_proxy.core.strategies import STRATEGIES
 from tests.config.test_loader import HOME, P, loaded, problems, refused
 
 ELSEWHERE = (
-    "summary.base_url: another origin than the upstream needs its own summary.api_key, "
-    "because a client's credential never goes to a second origin"
+    "summary.base_url: an origin other than the upstream needs summary.api_key, "
+    "because the proxy sends a client's credential only to the upstream"
 )
 
 
@@ -112,19 +112,19 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ),
         (
             "compaction: {strategy: full, target_tokens: 200000}",
-            f"compaction.target_tokens: 200,000 tokens are not below the trigger of 200,000: {NOTHING}",
+            f"compaction.target_tokens: 200,000 tokens is not below the trigger of 200,000: {NOTHING}",
         ),
         (
             "models: {a: {window: 8192, compaction: {strategy: split, target_tokens: 50000}}}",
-            f"models.a.compaction.target_tokens: 50,000 tokens are not below the trigger of 7,782: {NOTHING}",
+            f"models.a.compaction.target_tokens: 50,000 tokens is not below the trigger of 7,782: {NOTHING}",
         ),
         (
             "compaction: {target_tokens: 9000, keep: {tail_tokens: 9000}}",
-            f"compaction.keep.tail_tokens: what stays is not below the target: {NOTHING}",
+            f"compaction.keep.tail_tokens: the messages that stay reach the target: {NOTHING}",
         ),
         (
             "models: {a: {window: 8192, compaction: {strategies: {anchored: {tail_percent: 50}}}}}",
-            f"models.a.{TAIL_PERCENT}: what stays is not below the target: {NOTHING}",
+            f"models.a.{TAIL_PERCENT}: the messages that stay reach the target: {NOTHING}",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_a_key_that_anybody_may_spend_leads_to_a_warning(tmp_path: Path) -> None
     text = "server: {host: 0.0.0.0, admin_key: a}\nupstream: {api_key: b}\n"
     (tmp_path / "config.yaml").write_text(text)
     assert load_config(None, HOME).warnings == (
-        "server.host: whoever reaches 0.0.0.0 spends upstream.api_key; name server.client_keys",
+        "server.host: every client of 0.0.0.0 can use upstream.api_key; set server.client_keys",
     )
 
 
@@ -217,9 +217,9 @@ def test_what_is_probably_not_meant_leads_to_a_warning(tmp_path: Path) -> None:
     text = "server: {host: 0.0.0.0}\nsession: {tenant: none}\nmodels: {'gpt-*': {}, 'gpt-4*': {}}\n"
     (tmp_path / "config.yaml").write_text(text)
     assert load_config(None, HOME).warnings == (
-        "server.host: 0.0.0.0 is open to other machines, and server.admin_key is empty",
-        "session.tenant: none lets all clients share their conversations' summaries",
-        "models.gpt-4*: never used, because gpt-* stands before it and matches too",
+        "server.host: 0.0.0.0 is reachable from other machines, but server.admin_key is empty",
+        "session.tenant: with none, clients share one tenant and reuse each other's summaries",
+        "models.gpt-4*: never used, because gpt-* comes first and matches the same models",
     )
 
 
@@ -236,8 +236,8 @@ def test_summaries_in_the_system_role_lead_to_one_warning(
 ) -> None:
     (tmp_path / "config.yaml").write_text(text)
     what = (
-        f"{where}: {name} gives its summaries the system role, so that what tools said may pass for an "
-        "instruction; compaction.stand_in_role: user prevents that"
+        f"{where}: {name} gives its summaries the system role, so the model may follow text of tool results "
+        "as instructions; set compaction.stand_in_role to user to prevent this"
     )
     assert load_config(None, HOME).warnings == (what,)
 

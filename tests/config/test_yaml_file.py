@@ -35,7 +35,7 @@ def test_all_problems_come_at_once_one_line_each(tmp_path: Path) -> None:
         ("server: {host: *nobody}\n", "config.yaml:1:16: not YAML: found undefined alias 'nobody'"),
         (
             'server: {host: "${NO}"}\n',
-            "config.yaml:1:16: ${NO} is not set; ${NO:-default} would give it a default",
+            "config.yaml:1:16: ${NO} is not set; use ${NO:-default} to set a default",
         ),
         ("x: \x01\n", "config.yaml: not YAML: the file contains a character that is not allowed"),
     ],

@@ -249,7 +249,7 @@ def test_every_worker_takes_the_link_and_the_session(
     ("url", "why"),
     [
         ("redis://127.0.0.1:9/0", "replicas share"),
-        ("sqlite:///{folder}/config.json/state.db", "no key can be kept beside the store: "),
+        ("sqlite:///{folder}/config.json/state.db", "the proxy cannot save a key next to the store: "),
     ],
 )
 def test_where_no_key_can_be_kept_admin_is_closed_and_says_why(

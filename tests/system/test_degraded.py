@@ -185,8 +185,8 @@ def test_a_path_that_cannot_be_written_to_is_said(provider: Provider, tmp_path: 
         fix = "give this user write permission, or set another file in store.url"
         check_all_places(proxy, what, f"At {url}: {fix}.")
         [finding] = diagnose(proxy, provider.url, "store")
-        assert finding["what"] == f"{tmp_path}/taken/state.db: {tmp_path}/taken is a file, and no folder"
-        assert finding["fix"] == "set another file in store.url"
+        assert finding["what"] == f"{tmp_path}/taken/state.db: {tmp_path}/taken is a file, not a folder"
+        assert finding["fix"] == "set another path in store.url"
 
 
 def test_a_store_that_is_no_store_is_said(provider: Provider, tmp_path: Path) -> None:
@@ -346,11 +346,11 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "certificate": (
         {"server": {"tls_certificate": KEY_FILE, "tls_key": KEY_FILE}},
-        "server.tls_key: no key without a password",
+        "server.tls_key: the key must match server.tls_certificate",
     ),
     "large prompt": (
         {"summary": {"prompt_file": "{folder}/large.md"}},
-        "summary.prompt_file: the file has more than",
+        "summary.prompt_file: the file is larger than",
     ),
     "binary prompt": (
         {"compaction": {"strategies": {"full": {"prompt_file": "{folder}/binary.md"}}}},
@@ -410,7 +410,7 @@ def test_check_warns_of_a_base_url_that_ends_in_an_endpoint(key: str, endpoint: 
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     done = run_command(tmp_path, "check")
     lines = [each for each in done.stderr.splitlines() if "base_url" in each]
-    why = f"ends in {endpoint}, which is appended to the base URL once more; leave {endpoint} out"
+    why = f"ends in {endpoint}, but the proxy appends the endpoint itself; remove {endpoint}"
     assert (done.returncode, lines) == (0, [f"warning: {key}: {why}"])
 
 

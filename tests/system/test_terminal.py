@@ -195,7 +195,7 @@ def test_nothing_is_forgotten_unless_somebody_says_so(tmp_path: Path) -> None:
         command.wait_for("[y/N]")
         command.type("n\n")
         code, shown = command.end()
-        assert (code, "nothing deleted" in shown, list_ids()) == (1, True, [name])
+        assert (code, "nothing was deleted" in shown, list_ids()) == (1, True, [name])
     command = TerminalCommand(tmp_path, *forget)
     command.wait_for("[y/N]")
     command.type("y\n")

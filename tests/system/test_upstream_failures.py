@@ -519,6 +519,6 @@ def test_doctor_says_first_that_the_proxy_which_runs_forwards_elsewhere(
         after_address = next(place for place, line in enumerate(lines, 1) if line.startswith("ok address"))
         line = lines[after_address]
         what = f"the running proxy forwards to {provider.url}, but the checks below use {wrong}; fix: "
-        assert line.startswith(f"warning upstream {what}give doctor the options")
+        assert line.startswith(f"warning upstream {what}run doctor with the options")
         assert line.endswith(f" --upstream {provider.url}")
         assert not any("forwards to" in line for line in diagnose(provider.url))

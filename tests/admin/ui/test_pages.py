@@ -157,7 +157,7 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
         assert (
-            f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price was known for any model used; set models"
+            f"Tokens 4.1M → 1.7M {FEWER} No dollars: the prices of all used models are unknown; set models"
             in overview
         )
         page = Read((await client.get(ONE)).text).text
@@ -166,8 +166,8 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
 
 LOCAL = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:9000/v1"}})
 UNUSED = (
-    "No dollars: list prices are not used for an upstream on this machine or network; set upstream.prices: "
-    "list, or models.*.prices."
+    "No dollars: list prices do not apply to an upstream on this machine or network; set upstream.prices: "
+    "list or models.*.prices."
 )
 
 

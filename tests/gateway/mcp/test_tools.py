@@ -88,9 +88,9 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
         "Last request: 120,000 tokens from the client, 45,000 to the model. "
         "Compaction starts at 96,000 tokens.\n"
         "Compactions: 2.\n"
-        "The last one: round 2 by anchored, 2 h ago, 57 messages removed, 80,000 tokens reduced to 30,000.\n"
+        "Latest: round 2 by anchored, 2 h ago, 57 messages removed, 80,000 tokens reduced to 30,000.\n"
         "The next request will be compacted.\n"
-        "Compaction is switched off for this conversation."
+        "Compaction is off for this conversation."
     )
 
 
@@ -102,7 +102,7 @@ async def test_one_is_not_many() -> None:
     )
     assert told == (
         "Conversation c_1: 1 request.\nCompactions: 1.\n"
-        "The last one: round 1 by prune, just now, 1 message removed."
+        "Latest: round 1 by prune, just now, 1 message removed."
     )
 
 
@@ -115,7 +115,7 @@ async def test_the_only_conversation_need_not_be_named_and_several_are_listed() 
     assert await describe(conversations(known), "t", None) == told
     known.seen += [RegisteredConversation(f"c_{number}", "t", NOW - 90_000) for number in range(20, 40)]
     first, *rows = (await describe(conversations(known), "t", None)).splitlines()
-    assert first == "Name one of these conversations, the one used last first:"
+    assert first == "Choose one of these conversations (most recently used first):"
     assert rows[:2] == ["- c_1, last used just now", "- c_20, last used 1 d ago"]
     assert len(rows) == MAX_LISTED
 
