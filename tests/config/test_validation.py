@@ -29,7 +29,7 @@ NAMES = ", ".join(STRATEGIES)
 TAIL_PERCENT = "compaction.strategies.anchored.tail_percent"
 
 
-NOTHING = "a round would win nothing"
+NOTHING = "compaction would not reduce the request"
 
 
 FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price_tier, cost_optimal"
