@@ -3,7 +3,7 @@
     uv run python .ci/docs_pages.py
 
 docs/clients.md has what `connect` prints and the results of the client suite and of the agents,
-docs/upgrade.md the keys that wait for a restart, docs/architecture.md the purpose of each module,
+docs/upgrade.md the keys that wait for a restart, docs/modules.md the purpose of each module,
 docs/llms.txt the list of pages, docs/demo.md the output of the demo, and README.md a part of it. The
 repository on GitHub has the name that [project.urls] in pyproject.toml has.
 .ci/check_docs.py compares them.
@@ -312,14 +312,14 @@ def name_repository(text: str) -> str:
 
 def generated() -> dict[Path, str]:
     """What each file should hold."""
-    upgrade, architecture = DOCS / "upgrade.md", DOCS / "architecture.md"
+    upgrade, modules = DOCS / "upgrade.md", DOCS / "modules.md"
     demo, readme = DOCS / "demo.md", ROOT / "README.md"
-    modules = "\n".join(list_modules(PACKAGE)).strip("\n")
+    described = "\n".join(list_modules(PACKAGE)).strip("\n")
     played = render_table()
     return {
         DOCS / "clients.md": clients_page(),
         upgrade: between(upgrade.read_text("utf-8"), "reload", waiting_keys()),
-        architecture: between(architecture.read_text("utf-8"), "modules", modules),
+        modules: between(modules.read_text("utf-8"), "modules", described),
         DOCS / "llms.txt": llms(),
         demo: between(demo.read_text("utf-8"), "demo", f"```text\n{played}```"),
         readme: between(readme.read_text("utf-8"), "demo", f"```text\n{shorten_demo(played)}```"),

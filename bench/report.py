@@ -99,7 +99,7 @@ def _quiet(machine: Mapping[str, Any]) -> str:
     load = machine["load_average"][0]
     if load < QUIET_LOAD:
         return ""
-    return f"**Other programs used the machine (load {load:.1f} at the start): figures are rough.**\n"
+    return f"**The machine was busy (load {load:.1f} at the start), so figures and ratios are rough.**\n"
 
 
 def _origin(results: Results) -> str:

@@ -27,8 +27,7 @@ from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
 from compaction_proxy.admin.auth import BASIC, BEARER, check_access
-from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
-from compaction_proxy.admin.sessions import (
+from compaction_proxy.admin.browser_sessions import (
     LINK_TTL_S,
     SESSION_TTL_S,
     build_cookie_name,
@@ -36,6 +35,7 @@ from compaction_proxy.admin.sessions import (
     is_valid_token,
     redeem_code,
 )
+from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
 from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
 from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
 from compaction_proxy.compaction.directives import Directives
