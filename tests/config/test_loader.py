@@ -161,7 +161,7 @@ def test_a_secret_comes_from_a_file_without_one_trailing_newline(tmp_path: Path)
     (tmp_path / "key").write_text("s3cret\n")
     assert load_config(None, environ).config.server.admin_key.get_secret_value() == "s3cret"
     (tmp_path / "key").write_text("s3cret\n\n")
-    assert "server.admin_key: a key holds printable ASCII" in refused(None, environ)[0]
+    assert "server.admin_key: a key can contain only printable ASCII" in refused(None, environ)[0]
 
 
 @pytest.mark.parametrize("content", ["", "\n"])

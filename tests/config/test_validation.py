@@ -82,9 +82,9 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ),
         (
             "compaction: {strategy: anchord}",
-            f"compaction.strategy: one of {NAMES}, did you mean 'anchored'?",
+            f"compaction.strategy: expected one of {NAMES}, did you mean 'anchored'?",
         ),
-        ("compaction: {strategy: zz}", f"compaction.strategy: one of {NAMES}"),
+        ("compaction: {strategy: zz}", f"compaction.strategy: expected one of {NAMES}"),
         ("compaction: {strategy: on}", f"compaction.strategy: Input should be a valid string {YAML_BOOLEAN}"),
         (
             "compaction: {strategies: {spilt: {}}}",

@@ -134,7 +134,7 @@ def _read_text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the file: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; is this the right file?")
+        raise ConfigError(f"{path}: the file is larger than {MAX_FILE_BYTES:,} bytes; check the path")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
