@@ -180,5 +180,5 @@ def test_what_is_no_configuration_file_is_left_alone_at_once(kind: str, run: Run
     elif kind == "large":
         path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     done = run("connect", "aider", "--apply", "--file", str(path), "--url", "http://here:1/v1")
-    why = "larger than 1,048,576 bytes" if kind == "large" else "no regular file"
-    assert (done.exit_code, done.stderr) == (1, f"{path}: not changed: it is {why}\n")
+    why = "the file is larger than 1,048,576 bytes" if kind == "large" else "it is not a regular file"
+    assert (done.exit_code, done.stderr) == (1, f"{path}: not changed: {why}\n")

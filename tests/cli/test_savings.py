@@ -140,7 +140,8 @@ def test_sums_of_an_earlier_version_have_no_time_and_none_is_shown(script: Scrip
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "reason"), [(9, "no price was known"), (0, "has not reported what")]
+    ("prompt_tokens", "reason"),
+    [(9, "prices of all used models are unknown"), (0, "has not reported token counts")],
 )
 def test_where_there_are_no_dollars_the_shared_text_says_why(
     script: Scripted, run: Run, prompt_tokens: int, reason: str
@@ -154,7 +155,7 @@ def test_where_summaries_took_more_than_was_removed_the_shared_text_says_more(
 ) -> None:
     script.put("GET", "/stats", {"rows": [], "total": {"tokens_before": 100, "net_tokens": -9}})
     assert (
-        "100 tokens sent, 109 read with summaries (9 % more)"
+        "100 tokens sent, 109 read including summaries (9 % more)"
         in run("savings", "--share", "--url", script.url).stdout
     )
 

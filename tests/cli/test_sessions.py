@@ -397,7 +397,7 @@ def test_where_nothing_listens_one_line_says_so(run: Run) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, {"error": {"message": "no"}}, "the admin key is refused"),
+        (401, {"error": {"message": "no"}}, "the proxy rejects the admin key"),
         (403, {"error": {"message": "Set server.admin_key\x1b[2J"}}, r"Set server.admin_key\x1b[2J"),
         (200, b"<html>", "the server is not a compaction-proxy"),
         (302, b"", "the server is not a compaction-proxy"),

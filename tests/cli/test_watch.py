@@ -44,7 +44,7 @@ def test_each_message_is_a_line_until_the_proxy_refuses(told: Scripted, run: Run
         ["exchange", "none", "c_1"],
         ["compaction", "failed", r"c_1\x1b[2J"],
     ]
-    assert "the admin key is refused" in done.stderr
+    assert "the proxy rejects the admin key" in done.stderr
 
 
 def test_failures_only_and_json_for_programs(told: Scripted, run: Run) -> None:

@@ -34,7 +34,7 @@ BAD = [
 ]
 GOOD = [
     "The proxy compacts the conversation at 75 % of the context window.",
-    "Number of the round: 3.",
+    "Round 3 removed 29 messages.",
     "Undo round 3, the latest compaction.",
     "A status of 429 stands for a rate limit.",
     "There is no conversation with this id.",

@@ -142,7 +142,7 @@ def test_commands_of_the_same_user_go_on_and_those_of_others_are_refused(
         assert as_configured.returncode == 0, as_configured.stderr
         refused = run_command(other, "sessions", "list", "--url", proxy.url)
         assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
-        assert "the admin key is refused" in refused.stderr
+        assert "the proxy rejects the admin key" in refused.stderr
 
 
 def test_a_link_opens_the_dashboard_once(proxy: Proxy) -> None:

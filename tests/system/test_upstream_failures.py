@@ -296,7 +296,7 @@ def test_the_code_of_the_error_the_model_and_the_conversation_are_shown(
             assert f"big {conversation[:10]}…" in read_page(client, path)
         page = read_page(client, f"/ui/conversations/{conversation}")
         assert f"{told}." in page
-        assert "has not reported what it counted" not in page
+        assert "has not reported token counts" not in page
         assert told in read_page(client, "/ui/conversations")
         exchanges = client.get(f"/admin/v1/conversations/{conversation}/exchanges").json()["exchanges"]
         assert {each["error"] for each in exchanges} == {"insufficient_quota"}

@@ -229,7 +229,7 @@ async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
         "get_statistics": StatisticsReport((), silent),
         "get_overview": replace(answers["get_overview"], totals=Totals()),
     }
-    reason = "he provider has not reported what it counted (usage)."
+    reason = "he provider has not reported token counts (usage)."
     async with pages(FakeAdmin(answers)) as client:
         assert f"No dollars: t{reason}" in Read((await client.get("/ui")).text).text
         assert f"Net saved n/a No dollars: t{reason}" in Read((await client.get(ONE)).text).text
