@@ -77,7 +77,7 @@ def test_a_configuration_that_is_read_again_does_not_move_the_proxy_to_another_a
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        ("ab" * 32, 0o604, "every user may read it"),
+        ("ab" * 32, 0o604, "other users can read it"),
         ("ab", 0o600, "it is damaged"),
         ("zz" * 32, 0o600, "it is damaged"),
         ("é" * 32, 0o600, "it is damaged"),

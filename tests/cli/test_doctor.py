@@ -65,7 +65,7 @@ def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, t
     assert errors["summary model"]["fix"] == "set a valid key in upstream.api_key"
     assert all(each["fix"] for each in errors.values())
     assert "hunter2" not in done.output
-    assert errors["store"]["fix"].startswith("move the file away, ")
+    assert errors["store"]["fix"].startswith("restore the file from a backup")
     plain = run("doctor", **environ).stdout
     assert "; fix: set a valid key" in plain
 
@@ -172,7 +172,7 @@ def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path)
     [
         ({"server": {"host": "0.0.0.0"}}, "at this address"),
         ({"server": {"unix_socket": "/run/x.sock"}}, "at this address"),
-        ({"store": {"url": "redis://localhost"}}, "a store that replicas share"),
+        ({"store": {"url": "redis://localhost"}}, "replicas share the store"),
         ({"store": {"url": "memory://"}}, "no data folder"),
     ],
 )
@@ -186,7 +186,7 @@ def test_a_budget_that_is_too_small_for_the_largest_body_is_found() -> None:
     fits = doctor.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=2_000_000))
     small = doctor.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=3_000_000))
     assert (fits.level, small.level) == ("ok", "warning")
-    assert small.what.endswith("less than server.max_body_bytes (3,000,000): larger bodies get 413")
+    assert small.what.endswith("less than server.max_body_bytes (3,000,000): larger requests fail with 413")
     assert small.fix
 
 

@@ -32,7 +32,7 @@ def test_where_no_key_is_needed_it_prints_the_address(key: str, run: Run, script
     ("status", "body", "why"),
     [
         (401, {"error": {"message": "Send the key."}}, "the proxy rejects the admin key"),
-        (403, {"error": {"message": "Set server.admin_key to use this."}}, "Set server.admin_key"),
+        (403, {"error": {"message": "To use the admin API, set server.admin_key."}}, "set server.admin_key"),
         (200, {"models": []}, "not a compaction-proxy"),
         (200, 5, "not a compaction-proxy"),
         (200, None, "not a compaction-proxy"),

@@ -334,7 +334,7 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "encryption key": (
         {"store": {"url": "memory://", "encryption_keys": ["short"]}},
-        "store.encryption_keys: a key is 32 bytes",
+        "store.encryption_keys: a key must be 32 bytes",
     ),
     "address of another machine": (
         {"server": {"host": "203.0.113.7"}},
@@ -358,7 +358,7 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "workers without a folder": (
         {"server": {"workers": 2}},
-        "server.workers: several workers need a store",
+        "server.workers: several workers need a shared store",
     ),
 }
 

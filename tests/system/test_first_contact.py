@@ -116,9 +116,7 @@ def test_where_no_price_is_known_tokens_come_first_and_one_line_says_why(tmp_pat
     first = page.partition('class="figure first">')[2].partition('<div class="figure')[0]
     words = " ".join(unescape(re.sub(r"<[^>]+>", " ", first)).split())
     assert words.startswith("Tokens")
-    assert (
-        words.count("No dollars: list prices are not used for an upstream on this machine or network;") == 1
-    )
+    assert words.count("No dollars: list prices do not apply to an upstream on this machine or network;") == 1
     assert "Net saved" not in words
 
 
@@ -133,7 +131,7 @@ def test_commands_say_why_there_are_no_dollars_and_show_the_saved_tokens(tmp_pat
         found = proxy.run_command("none", "sessions", "list", "--search", "invoice").stdout
     local.close()
     for text in shown:
-        assert "list prices are not used for an upstream on this machine or network;" in text
+        assert "list prices do not apply to an upstream on this machine or network;" in text
     assert re.search(r"^tokens saved, net +0$", shown[0], re.MULTILINE)
     assert re.search(
         r"^context now +\d+ tokens \(counted by the provider\); compacts at", shown[0], re.MULTILINE

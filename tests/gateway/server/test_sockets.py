@@ -144,7 +144,9 @@ def test_a_key_that_is_locked_or_of_another_certificate_is_a_configuration_error
     one, other = write_certificate(tmp_path, "one"), write_certificate(tmp_path, "two")
     locked = write_certificate(tmp_path, "locked", password=b"secret")
     for certificate, key in ((one[0], other[1]), locked):
-        assert find_tls_fault(certificate, key).startswith("server.tls_key: no key without a password")
+        assert find_tls_fault(certificate, key).startswith(
+            "server.tls_key: the key must match server.tls_certificate"
+        )
 
 
 def test_a_file_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
