@@ -60,7 +60,7 @@ def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, t
     done = run("doctor", "--json", **environ)
     errors = {topic: each for topic, all_ in found(done).items() for each in all_ if each["level"] == "error"}
     assert done.exit_code == 1
-    assert errors["upstream"]["what"].endswith("refuses upstream.api_key (401)")
+    assert errors["upstream"]["what"].endswith("rejects upstream.api_key (401)")
     assert sorted(errors) == ["store", "summary model", "upstream"]
     assert errors["summary model"]["fix"] == "set a valid key in upstream.api_key"
     assert all(each["fix"] for each in errors.values())
