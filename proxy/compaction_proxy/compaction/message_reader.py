@@ -24,6 +24,7 @@ from compaction_proxy.core.token_rules import (
 )
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.support.lru import LruCache
+from compaction_proxy.support.offload import FairQueue
 from compaction_proxy.wires.body import RequestBody
 from compaction_proxy.wires.content import UncountedMessage
 from compaction_proxy.wires.json.slices import split_elements
@@ -167,6 +168,7 @@ class MessageReader:
         self._schedulers = schedulers
         self._messages: LruCache[tuple[bytes, CountingOptions], Message] = LruCache(max_held_bytes)
         self._lists: LruCache[tuple[bytes, CountingOptions, str], _CachedList] = LruCache(max_listed_bytes)
+        self._turns = FairQueue(WORKERS)
         self._worker_slots = asyncio.Semaphore(WORKERS)
         self._overheads: LruCache[tuple[tuple[str, ...], CountingOptions], int] = LruCache(
             MAX_DEFINITION_CHARACTERS
@@ -276,6 +278,9 @@ class MessageReader:
         for start, chunk in chunk_by_bytes(raws, _estimate_held_bytes):
             if start:
                 await asyncio.sleep(0)
+            if chunk and _is_large(chunk[0]):
+                # A message keeps its hash. The first computation takes a millisecond per megabyte.
+                await self._run_in_thread(_compute_hash, chunk[0], options.model)
             cached_chunk = [self._messages.get((raw, options)) for raw in chunk]
             missing += [raw for raw, known in zip(chunk, cached_chunk, strict=True) if known is None]
             cached_messages += cached_chunk
@@ -347,7 +352,7 @@ class MessageReader:
 
     async def _run_in_thread(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
         """Runs `work` on a large message in a thread. At most `WORKERS` such threads run at the same time."""
-        async with self._worker_slots:
+        async with self._turns.wait_for_turn(), self._worker_slots:
             return await asyncio.to_thread(work, raw, model)
 
     async def count_overhead(self, definitions: Sequence[str], options: CountingOptions) -> int:
@@ -357,6 +362,8 @@ class MessageReader:
         reply.
         """
         key = (tuple(definitions), options)
+        if sum(map(len, definitions)) > CHUNK_BYTES:
+            await asyncio.to_thread(hash, key)  # texts keep their hashes
         tokens = self._overheads.get(key)
         if tokens is None:
             counts = await self._count_texts(
@@ -428,6 +435,10 @@ def _format_definitions(text: str) -> str:
     except (UnreadableBodyError, RecursionError, UnicodeEncodeError):
         return minify_json(text)
     return f"[{','.join(map(minify_json, parts))}]"
+
+
+def _compute_hash(raw: bytes, _: str) -> int:
+    return hash(raw)
 
 
 def _is_large(raw: bytes) -> bool:
