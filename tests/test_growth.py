@@ -508,6 +508,9 @@ STAGES: dict[str, Stage] = {
     "rules": compact(rules),
     "facts": compact(facts),
     "system messages": compact(system_messages),
+    "system messages that exceed": pass_by(
+        lambda mark, size: [*system_messages(mark, size), *texts(mark, size)], model="small"
+    ),
     "calls": pass_by(calls),
     "calls in one answer": compact(call_in_one),
     "items": compact(items, RESPONSES),

@@ -51,7 +51,8 @@ async def test_the_work_of_one_owner_does_not_delay_that_of_others() -> None:
 
     async def run(owner: str) -> None:
         WORK_OWNER.set(owner)
-        await run_in_worker(lambda: (gate.wait(60), done.append(owner)))
+        await run_in_worker(partial(gate.wait, 60))
+        done.append(owner)
 
     busy = [asyncio.create_task(run("busy")) for _ in range(20)]
     await asyncio.sleep(0)
