@@ -253,6 +253,24 @@ def facts(mark: int, size: int) -> list[Json]:
     ]
 
 
+def same_value(mark: int, size: int) -> list[Json]:
+    """One value that very many things have."""
+    return [
+        said("assistant" if k % 2 else "user", f"The service s{mark}x{k} listens on port 8080.")
+        for k in range(size | 1)
+    ]
+
+
+def replaced(mark: int, size: int) -> list[Json]:
+    """Each value that the user gives is replaced later."""
+    words = [f"w{mark}x{k}" for k in range(size // 2)]
+    first = [said("user", f"The server {word} listens on port {k + 1_000}.") for k, word in enumerate(words)]
+    later = [
+        said("user", f"No, the server {word} listens on port {k + 60_000}.") for k, word in enumerate(words)
+    ]
+    return [said("user", "Set it up."), *first, *later]
+
+
 def system_messages(mark: int, size: int) -> list[Json]:
     return [*(said("system", f"Rule {mark} {k} of the house.") for k in range(size)), *talk(mark, 9)]
 
@@ -507,6 +525,8 @@ STAGES: dict[str, Stage] = {
     "messages of an agent": pass_by(aider),
     "rules": compact(rules),
     "facts": compact(facts),
+    "one value of many things": compact(same_value),
+    "replaced values": compact(replaced),
     "system messages": compact(system_messages),
     "system messages that exceed": pass_by(
         lambda mark, size: [*system_messages(mark, size), *texts(mark, size)], model="small"
