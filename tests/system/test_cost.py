@@ -163,6 +163,19 @@ def nested(model: str, mark: int) -> bytes:
     return start[:-3] + b',"x":[' + inner + b"]}]}"
 
 
+def search_of_agent(_: str, mark: int) -> bytes:
+    arguments = {"query": write_words(MB, mark)}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call"}
+    return json.dumps({**call, "params": {"name": "memory_search", "arguments": arguments}}).encode()
+
+
+def nested_call(*_: object) -> bytes:
+    inner = b",".join(900 * [b"[" * 500 + b"]" * 500])
+    return (
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":[%b]}}}' % inner
+    )
+
+
 def gzipped(build: Build) -> Build:
     return lambda model, mark: gzip.compress(build(model, mark), 1)
 
@@ -170,6 +183,7 @@ def gzipped(build: Build) -> Build:
 FORCE = {"x-compaction": "force"}
 CLAUDE_CODE = {"user-agent": "claude-cli/2.0.0 (external, cli)"}
 GZIP = {"content-encoding": "gzip"}
+MCP = {"accept": "application/json, text/event-stream"}
 
 # Bodies of at most 8 MB.
 CASES: dict[str, Case] = {
@@ -201,6 +215,9 @@ CASES: dict[str, Case] = {
     "compact items": Case("/v1/responses/compact", body_of(items, RESPONSES)),
     "compact text": Case("/v1/responses/compact", body_of(one_text(8 * MB), RESPONSES)),
     "no chat": Case("/v1/embeddings", body_of(one_text(8 * MB))),
+    "search of an agent": Case("/mcp", search_of_agent, MCP),
+    "nested call of an agent": Case("/mcp", nested_call, MCP),
+    "replay": Case("/admin/v1/replay", body_of(texts(8 * MB - 200_000, 20_000))),
     "count tokens": Case("/v1/messages/count_tokens", body_of(texts(3_900_000, 20_000), MESSAGES)),
 }
 # Bodies of nearly the largest size that is allowed.

@@ -93,7 +93,7 @@ DECODED_BYTES = 1_024
 # Largest number of large messages that are read in threads at the same time. Further ones wait.
 WORKERS = 2
 
-_PARTS = attrgetter("parts")
+_PARTS, _INSTRUCTION = attrgetter("parts"), attrgetter("instruction")
 
 _Made = TypeVar("_Made")
 
@@ -122,6 +122,7 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
         tokens: Counted tokens of all messages, before calibration.
         has_guessed_tokens: Whether any message contains non-text parts such as images, whose tokens can only
             be guessed.
+        has_instructions: Whether any message is project instructions.
     """
 
     messages: tuple[Message, ...]
@@ -129,9 +130,10 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
     prefixes: tuple[bytes, ...]
     tokens: int
     has_guessed_tokens: bool
+    has_instructions: bool
 
 
-EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False)
+EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False, has_instructions=False)
 
 
 class _CachedList(NamedTuple):
@@ -229,7 +231,7 @@ class MessageReader:
             new = await self._split_instructions(base.messages, new, options, client)
         plain: list[Message] = []
         prefixes = [base.prefixes[-1] if base.prefixes else options.wire.digest_seed]
-        tokens, guessed = base.tokens, base.has_guessed_tokens
+        tokens, guessed, instructed = base.tokens, base.has_guessed_tokens, base.has_instructions
         for start, chunk in chunk_by_bytes(new, _estimate_held_bytes):
             if start:
                 await asyncio.sleep(0)
@@ -238,8 +240,9 @@ class MessageReader:
             prefixes += compute_prefix_digests(removable, prefixes[-1])
             tokens += sum([each.tokens for each in chunk])
             guessed = guessed or any(map(_PARTS, chunk))
+            instructed = instructed or any(map(_INSTRUCTION, chunk))
         body, digests = base.unfixed_messages + tuple(plain), base.prefixes + tuple(prefixes[1:])
-        message_list = MessageList(base.messages + new, body, digests, tokens, guessed)
+        message_list = MessageList(base.messages + new, body, digests, tokens, guessed, instructed)
         return message_list, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + LIST_ENTRY_BYTES)
 
     async def _split_instructions(

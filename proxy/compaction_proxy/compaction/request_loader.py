@@ -241,7 +241,7 @@ class RequestLoader:
             moving_count=moving_count,
         )
         view = await self.refresh_view(view, bypass_cache=bypass_cache)
-        if any(each.instruction for each in view.messages):
+        if message_list.has_instructions:
             view = replace(view, shortened_instructions=await self._shorten_instructions(view))
             await self._record_instructions(view)
         return view
