@@ -555,7 +555,7 @@ class CompactionItemResponder:
         Raises:
             RequestRefusedError: With status 400 if one of the proxy's compaction items cannot be decrypted.
         """
-        if self._mode == "relay" or not has_trigger(raw):
+        if self._mode == "relay" or not await run_in_worker_if_large(len(raw), partial(has_trigger, raw)):
             return None
         raw = await self.items.decrypt_items_in_body(raw, scope, for_compaction=True)
         parsed = await run_in_worker_if_large(len(raw), partial(_parse_item_request, raw))
