@@ -27,7 +27,6 @@ ATTEMPTS = 4
 # Only a hang takes so long; a busy machine takes several times what a quiet one does.
 REQUEST_LIMIT_S = 600.0
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
-LIST_NAMES = {CHAT: "messages", RESPONSES: "input", MESSAGES: "messages"}
 SUMMARY = "## Goal\nThe user works on the service.\n\n## State\nNothing else has been done so far."
 pytestmark = pytest.mark.timeout(1_800)
 _marks = count(1)
@@ -66,9 +65,10 @@ def write_words(size: int, seed: int) -> str:
 
 def body_of(make: Make, path: str = CHAT, tools: int = 0) -> Build:
     def build(model: str, mark: int) -> bytes:
-        members: Json = {"model": model, LIST_NAMES.get(path, "messages"): make(mark)}
+        members: Json = {"model": model}
         members |= {"max_tokens": 100} if path == MESSAGES else {}
         members |= {"tools": tools * [TOOL]} if tools else {}
+        members["input" if path.startswith(RESPONSES) else "messages"] = make(mark)
         return json.dumps(members).encode()
 
     return build
@@ -275,16 +275,25 @@ def post(proxy: Proxy, case: Case, body: bytes = b"") -> httpx.Response:
         return client.post(case.path, content=content, headers=headers)
 
 
+def send_turns(proxy: Proxy, case: Case, body: bytes) -> None:
+    """Sends a request, once more as an SDK does that tries again, and then with a further message."""
+    bodies = [body]
+    if case.path in {CHAT, RESPONSES, MESSAGES} and body.endswith(b"]}"):
+        bodies += body, body[:-2] + b', {"role": "user", "content": "Go on."}]}'
+    for each in bodies:
+        answered = post(proxy, case, each)
+        assert answered.status_code in {200, 400}, answered.text
+        proxy.wait_for_quiet()
+
+
 def measure_holds(proxy: Proxy, case: Case, enough_s: float) -> list[float]:
-    """Sends new requests until one has held the loop for little; lists the longest hold of each."""
+    """Sends new requests until they have held the loop for little; lists the longest hold of each attempt."""
     longest = list[float]()
     while len(longest) < ATTEMPTS and not (longest and longest[-1] <= enough_s):
         body = case.build(case.model, next(_marks))
         proxy.wait_for_quiet()
         with proxy.watch_loop() as held:
-            answered = post(proxy, case, body)
-            proxy.wait_for_quiet()
-        assert answered.status_code in {200, 400}, answered.text
+            send_turns(proxy, case, body)
         longest.append(max(held))
     return longest
 

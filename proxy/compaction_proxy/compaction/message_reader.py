@@ -24,7 +24,7 @@ from compaction_proxy.core.token_rules import (
 )
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.support.lru import LruCache
-from compaction_proxy.support.offload import FairQueue
+from compaction_proxy.support.offload import FairQueue, run_in_worker_if_large
 from compaction_proxy.wires.body import RequestBody
 from compaction_proxy.wires.content import UncountedMessage
 from compaction_proxy.wires.json.slices import split_elements
@@ -194,7 +194,7 @@ class MessageReader:
             UnreadableBodyError: If a message cannot be read.
         """
         if not body.fingerprint:
-            return (await self._extend_list(EMPTY_LIST, body.messages, options, client))[0]
+            return (await self._extend_list(EMPTY_LIST, await _split_messages(body), options, client))[0]
         key = (body.fingerprint, options, client)
         cached = self._lists.get(key)
         if cached is not None:
@@ -206,7 +206,7 @@ class MessageReader:
         )
         if base and _has_open_turn(base.message_list.messages, client):
             base = None
-        raws = body.new_pieces if base else body.messages
+        raws = body.new_pieces if base else await _split_messages(body)
         message_list, size = await self._extend_list(
             base.message_list if base else EMPTY_LIST, raws, options, client
         )
@@ -383,6 +383,12 @@ class MessageReader:
         """Closes the token counters and their threads."""
         for counting in self._schedulers.values():
             counting.close()
+
+
+async def _split_messages(body: RequestBody) -> Sequence[bytes]:
+    """Returns the bytes of all messages. If a large body must be split again, a thread does it."""
+    size_bytes = len(body.raw) if body.previous_fingerprint else 0
+    return await run_in_worker_if_large(size_bytes, lambda: body.messages)
 
 
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
