@@ -362,7 +362,7 @@ class Compactor:
         ahead = (
             due_reason is None
             and view.root is not None
-            and view.should_prepare_round()
+            and await _run_if_large(view, view.should_prepare_round)
             and bool(view.request.summary_routes)
         )
         if ahead and status is CompactionStatus.NONE:

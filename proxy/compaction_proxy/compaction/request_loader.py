@@ -59,7 +59,7 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 # digests. Each entry is assumed to take this many bytes of memory.
 PREFIX_BYTES = 400
 # In a request of very many messages, only this many first and this many last prefixes are compared.
-MAX_COMPARED_PREFIXES = 4_096
+MAX_COMPARED_PREFIXES = 1_024
 
 
 class PreviousRequests:

@@ -260,9 +260,11 @@ def find_client_by_prompt(text: str) -> str:
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the client that sends these messages; empty if the client is unknown.
 
-    Recognises the client by the text of the first privileged message.
+    Recognises the client by the text of the first privileged message, among the first
+    `MAX_PROMPT_MESSAGES` messages.
     """
-    return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
+    first = islice(messages, MAX_PROMPT_MESSAGES)
+    return find_client_by_prompt(next((each.text for each in first if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:
