@@ -10,7 +10,7 @@ contain tool results as text. ADR 0031 names the sources for the forms.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
@@ -24,6 +24,8 @@ ENVIRONMENT: Final = "environment"
 # To recognise a client by its system prompt, the proxy reads at most this many characters at the beginning of
 # the JSON of the system prompt.
 PROMPT_CHARACTERS: Final = 4_096
+# A client's system prompt is one of this many first messages.
+MAX_PROMPT_MESSAGES: Final = 64
 # Maximum number of characters of the `path` of an `Instruction`. A longer path is cut at its end.
 MAX_PATH_CHARACTERS: Final = 512
 
