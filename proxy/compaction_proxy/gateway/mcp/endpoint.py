@@ -23,6 +23,7 @@ from compaction_proxy.gateway.identity import IdentityResolver
 from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, McpToolResult, McpToolRunner
 from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
+from compaction_proxy.support.offload import WORK_OWNER
 from compaction_proxy.telemetry.logs import suppress_and_log
 
 # The module that uses the MCP library to answer requests.
@@ -86,6 +87,7 @@ class McpEndpoint:
             except ModuleNotFoundError:  # the MCP library, or a module that it needs, is missing
                 raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
             identity = self._identity_resolver.identify_client(headers)
+            WORK_OWNER.set(identity.tenant)
             context = RecallContext(identity.tenant, identity.conversation, source=SOURCE)
             call = partial(self._call_tool, context)
             with while_connected(scope):
