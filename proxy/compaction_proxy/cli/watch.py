@@ -182,7 +182,7 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     if isinstance(overhead_s, int | float):
         parts.append(f"overhead {overhead_s * 1000:.2f} ms")
     if kind == "exchange" and fields.get("code") == 0:
-        parts.append("no response")
+        parts.append("no answer")
     for name, label in _EXTRA_FIELDS:
         value = fields.get(name)
         if value not in (None, "", 0, SMALL):

@@ -91,7 +91,7 @@ async def test_hostile_text_stays_data(stack: Stack) -> None:
         (
             "memory_search",
             {"query": "x", "tenant": "y"},
-            "memory_search takes query, conversation, scope, limit, and nothing else.",
+            "memory_search takes query, conversation, scope, limit, and no other arguments.",
         ),
         (
             "memory_search",
