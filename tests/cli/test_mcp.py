@@ -63,11 +63,11 @@ def test_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
         (b"SSH-2.0\r\n\r\n", "does not answer (BadStatusLine). Is it running?"),
         (
             b"HTTP/1.0 200 OK\r\n\r\n[]",
-            "refused: the server is not a compaction-proxy (status 200)",
+            "refused the request: the server is not a compaction-proxy (status 200)",
         ),
         (
             b'HTTP/1.0 500 Oh\r\n\r\n{"result": {"content": []}}',
-            "refused: the server is not a compaction-proxy (status 500)",
+            "refused the request: the server is not a compaction-proxy (status 500)",
         ),
     ],
 )

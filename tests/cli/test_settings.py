@@ -13,7 +13,7 @@ Run = Callable[..., Result]
 
 
 def test_init_writes_a_configuration_that_says_the_defaults(run: Run, tmp_path: Path) -> None:
-    assert run("config", "init").stdout == "written: config.yaml\n"
+    assert run("config", "init").stdout == "wrote config.yaml\n"
     store = Config().store
     assert load_config(tmp_path / "config.yaml", {}).config.model_copy(update={"store": store}) == Config()
 
