@@ -105,7 +105,7 @@ async def test_a_process_that_fails_is_quoted(program: str, said: str) -> None:
 
 
 async def test_an_unknown_conversation_and_no_conversation_are_refused() -> None:
-    with pytest.raises(RequestRefusedError, match="no such conversation"):
+    with pytest.raises(RequestRefusedError, match="conversation does not exist"):
         await ReplayJobRunner(Config(), nothing).run_job(wish(conversation="c_1"))
     with pytest.raises(RequestRefusedError, match="the request has no message for a model to answer"):
         await rehearsing().run_job(wish(messages=[{"role": "system"}]))
