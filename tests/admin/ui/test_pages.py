@@ -201,7 +201,7 @@ async def test_of_a_conversation_that_was_not_inspected_the_count_and_the_limits
     answers = sample() | {"list_exchanges": [ExchangeEntry("t", NAME, small, None)]}
     async with pages(FakeAdmin(answers)) as client:
         assert (
-            "Context now 9.7k 9,712 tokens (counted by the provider). The last request: not inspected "
+            "Context now 9.7k 9,712 tokens, as the provider counted them. The last request: not inspected "
             "(small), 38,851 of at most 84,998 bytes. Compacts at 88,500 tokens."
         ) in Read((await client.get(ONE)).text).text
 
@@ -210,7 +210,7 @@ async def test_a_search_that_finds_nothing_says_how_a_session_is_found() -> None
     async with pages(FakeAdmin({**NOTHING})) as client:
         searched = Read((await client.get("/ui/conversations?q=invoice")).text).text
         filtered = Read((await client.get("/ui/conversations?model=invoice")).text).text
-    assert "Nothing found for “invoice” Enter a client's own session id in full" in searched
+    assert "Nothing found for “invoice” Enter the client's own session id in full" in searched
     assert "session.store_names" not in filtered
 
 
@@ -537,6 +537,8 @@ async def test_the_page_says_which_round_was_taken_back_and_what_comes_next() ->
     async with pages(FakeAdmin(answers)) as client:
         page = Read((await client.get(f"{ONE}?done=undo")).text).text
     assert "Round 1 of anchored, made 18 Nov 11:06:40 , is taken back: it was the newest in use." in page
-    assert "The next request is sent in full, unless it has more than about" in page
+    assert (
+        "The next request is sent in full. Compaction is paused, except when a request exceeds about" in page
+    )
     assert "x-compaction: bypass" in page
     assert "Round 1 of anchored undone" in page
