@@ -165,7 +165,7 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
 
 
 CONTENT_ENCODING: Final = b"content-encoding"
-UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
+UNDECODABLE: Final = "The request body cannot be decoded. Its encoding is unknown, or it is damaged."
 # An encoded body of at most this many bytes is first decoded on the event loop. If it has more bytes, or more
 # than `_INLINE_DECODED_BYTES` after decoding, it is decoded in a thread.
 _INLINE_BYTES: Final = 16_384

@@ -201,7 +201,7 @@ class CompactEndpoint:
             ClientDisconnect: If the client left. A pending summary call has then been cancelled.
         """
         if scope["method"] != "POST":
-            raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
+            raise RequestRefusedError(405, "Only POST is allowed.", "method_not_allowed")
         async with self._admission.admit_request() as hold:
             self._compactor.set_work_owner(scope)
             raw = await read_body(scope, receive, self._max_body_bytes, hold)
@@ -251,7 +251,7 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
 
 
 def _build_unusable_error(noun: str, reason: str) -> RequestRefusedError:
-    message = f"The body holds no {noun} that could be compacted: {reason}."
+    message = f"The request body has no valid {noun}: {reason}."
     return RequestRefusedError(400, message, reason.replace("-", "_"))
 
 

@@ -75,11 +75,11 @@ async def fetch_page(
                     break
         return response, bytes(body)
     except TimeoutError:
-        raise ProxyError(f"no answer in {DEADLINE_S:g} s") from None
+        raise ProxyError(f"no response within {DEADLINE_S:g} s") from None
     except httpx.TransportError as error:
         raise ProxyError(describe_upstream_cause(find_cause(error))) from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError):
-        raise ProxyError("the URL or the answer cannot be read") from None
+        raise ProxyError("the URL or the response is invalid") from None
 
 
 async def fetch_model_list(

@@ -54,9 +54,9 @@ SEARCH_S: Final = 5.0
 # result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
-NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
-TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
-NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
+NOT_NOW: Final = "Removed messages cannot be searched right now. Continue without them."
+TOO_MANY: Final = f"Not run: at most {MAX_CALLS} searches can run at the same time."
+NO_ROOM: Final = "The results do not fit into the context window. Continue without them."
 
 # A response that is no stream is searched for calls of the tool only if it has at most this many bytes, both
 # before and after decompression. If the upstream's first response is longer, the proxy relays it as it is. If
@@ -83,7 +83,7 @@ _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 _UNCHANGED_STATUSES: Final = frozenset({CompactionStatus.BYPASSED, CompactionStatus.SHADOW})
 
 _FRAMING: Final = frozenset({b"content-length", b"content-encoding"})
-_BROKEN: Final = (502, "The upstream did not go on with its answer.", "upstream_protocol_error")
+_BROKEN: Final = (502, "The upstream did not continue its answer.", "upstream_protocol_error")
 
 # Sends a body to the upstream with the path and the header fields of the client's request.
 SendBody = Callable[[bytes], Awaitable[UpstreamResponse]]
@@ -429,7 +429,7 @@ def _inflate_chunk(chunk: bytes, inflater: Inflater) -> Iterator[bytes]:
     for start in range(0, len(chunk), step_bytes):
         yield inflater.feed(chunk[start : start + step_bytes])
         if inflater.has_failed:
-            raise httpx.RemoteProtocolError("the answer cannot be inflated")
+            raise httpx.RemoteProtocolError("the response cannot be decompressed")
 
 
 async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes:

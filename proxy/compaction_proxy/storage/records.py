@@ -204,7 +204,7 @@ class RecordStore:
 
     @property
     def failure(self) -> StoreFailure | None:
-        """Why the store is not reachable, or refused to write in the last minute; None if it does neither."""
+        """The failure if the store is unreachable or refused a write in the last minute, otherwise None."""
         return self._resilient_store.failure
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
@@ -260,7 +260,7 @@ class RecordStore:
             ValueError: If the keys do not share a hash tag, so a cluster could not commit them together.
         """
         if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in other_items):
-            raise ValueError("records that are committed together share one scope")
+            raise ValueError("records of one commit must have the same scope")
         if self.deletion_fence.is_deleted(key):
             return fields
         claim = RecordItem(key, fields, ttl_s)
@@ -289,7 +289,7 @@ class RecordStore:
             self._report_failure(error)
             return False
         if not saved and not self.deletion_fence.is_deleted(key):
-            self._report(StoreUnavailableError(_UNREADABLE, "a record of another version is left alone"))
+            self._report(StoreUnavailableError(_UNREADABLE, "a record of another version is not changed"))
         return saved
 
     async def append_line(self, key: str, fields: Fields, *, ttl_s: float, max_lines: int) -> bool:
@@ -455,7 +455,7 @@ class RecordStore:
             return None
         winner = await self._decode_and_cache(claim.key, stored, min(claim.ttl_s, CACHE_TTL_S))
         if winner is None:
-            raise StoreUnavailableError(_UNREADABLE, "the key is taken by a record of another version")
+            raise StoreUnavailableError(_UNREADABLE, "the key belongs to a record of another version")
         return winner
 
     def _cache_unsaved(self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem]) -> Fields:

@@ -53,7 +53,7 @@ class Scene:
     """A proxy that has compacted, its provider, and a browser.
 
     Attributes:
-        url: Of the proxy.
+        url: Base URL of the proxy.
         client: Asks the proxy.
         browser: Looks at it.
         id: Of the conversation.
@@ -317,6 +317,8 @@ async def test_the_prompt_opens_in_its_place_and_the_playground_tries_what_its_s
 async def test_a_summary_model_that_fails_is_told_among_the_failures(scene: Scene) -> None:
     async with scene.looking(390) as page:
         await page.goto("/ui/failures")
-        assert "the summary model answered with an error (http-503)" in await page.inner_text("tbody")
+        assert "the provider of the summary model returned an error (http-503)" in await page.inner_text(
+            "tbody"
+        )
         request = await page.locator("tbody .id").last.inner_text()
         assert request.startswith("r_")

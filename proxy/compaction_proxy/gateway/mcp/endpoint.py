@@ -32,7 +32,7 @@ SERVER = "compaction_proxy.gateway.mcp.server"
 # tool is much shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
-CRASH_MESSAGE = "The proxy failed at this call."
+CRASH_MESSAGE = "The proxy failed to process this call."
 
 
 class McpEndpoint:
@@ -75,12 +75,12 @@ class McpEndpoint:
         headers = self._clients.authorize_request(scope["headers"], build_header_map(scope["headers"]))
         if scope["method"] != "POST":
             raise RequestRefusedError(
-                405, "Only POST is answered here: no session is kept.", "method_not_allowed"
+                405, "Only POST is allowed, because the server keeps no sessions.", "method_not_allowed"
             )
         async with self._admission.admit_request() as hold:
             header_map = build_header_map(headers)
             if header_map.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-                raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
+                raise RequestRefusedError(415, "The request body must not be compressed.", "encoded")
             body = await read_body(scope, receive, self._most_bytes, hold)
             try:
                 server = await asyncio.to_thread(import_module, SERVER)
