@@ -7,7 +7,7 @@ import base64
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,8 @@ MB = 1_000_000
 # Processor seconds that one step may keep the event loop: for bodies of at most 8 MB, and for the largest.
 MOST_HELD_S, MOST_HELD_BY_LARGEST_S = 0.020, 0.060
 # A figure that is too large by chance is so once; one that is too large for a reason is so every time.
-ATTEMPTS = 4
+ATTEMPTS = 3
+EXPENSIVE_REQUESTS = 12
 # Only a hang takes so long; a busy machine takes several times what a quiet one does.
 REQUEST_LIMIT_S = 600.0
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -192,7 +193,7 @@ CASES: dict[str, Case] = {
     "texts": Case(CHAT, body_of(texts(8 * MB, 20_000))),
     "texts, a round": Case(CHAT, body_of(texts(8 * MB, 20_000)), model="small"),
     "tiny messages": Case(CHAT, body_of(talk(100_000))),
-    "tiny messages, a round": Case(CHAT, body_of(talk(100_000)), model="small"),
+    "tiny messages, a round": Case(CHAT, body_of(talk(30_000)), model="small"),
     "system messages": Case(CHAT, body_of(system_messages(1))),
     "system messages, a round": Case(CHAT, body_of(system_messages(10)), FORCE),
     "system messages that exceed": Case(CHAT, body_of(system_messages(200)), model="small"),
@@ -234,6 +235,15 @@ LARGEST: dict[str, Case] = {
     "no chat": Case("/v1/embeddings", body_of(one_text(60 * MB))),
     "no JSON": Case(CHAT, lambda *_: b"x" + b" " * (60 * MB - 1)),
 }
+
+
+# The cases that are cheapest for what they show.
+USUAL = frozenset(
+    {
+        "one text that is cut", "system messages that exceed", "rules", "calls, a round",
+        "blocks of an agent", "items", "tools", "compact items", "search of an agent",
+    }
+)  # fmt: skip
 
 
 def is_summary_call(body: Any) -> bool:
@@ -298,13 +308,18 @@ def measure_holds(proxy: Proxy, case: Case, enough_s: float) -> list[float]:
     return longest
 
 
-@pytest.mark.parametrize("name", CASES)
+def mark_slow(names: Iterable[str], usual: Container[str]) -> list[Any]:
+    """Leaves all cases but the usual ones to the full run."""
+    return [each if each in usual else pytest.param(each, marks=pytest.mark.slow) for each in names]
+
+
+@pytest.mark.parametrize("name", mark_slow(CASES, USUAL))
 def test_a_request_does_not_hold_the_event_loop(proxy: Proxy, name: str) -> None:
     longest = measure_holds(proxy, CASES[name], MOST_HELD_S)
     assert min(longest) <= MOST_HELD_S, longest
 
 
-@pytest.mark.parametrize("name", LARGEST)
+@pytest.mark.parametrize("name", mark_slow(LARGEST, {"one text"}))
 def test_the_largest_requests_do_not_hold_the_event_loop(proxy: Proxy, name: str) -> None:
     longest = measure_holds(proxy, LARGEST[name], MOST_HELD_BY_LARGEST_S)
     assert min(longest) <= MOST_HELD_BY_LARGEST_S, longest
@@ -331,21 +346,22 @@ def test_a_large_list_of_models_does_not_hold_the_event_loop(tmp_path: Path) -> 
 
 
 def test_expensive_work_of_one_tenant_does_not_delay_others(proxy: Proxy) -> None:
-    """Twenty requests of one tenant take the worker minutes; another tenant's round takes its turn."""
+    """Requests of one tenant keep the worker busy for long; another tenant's round takes its turn."""
     done: list[int] = []
 
     def send_expensive(number: int) -> None:
         headers = {**FORCE, "authorization": "Bearer busy"}
-        assert post(proxy, Case(CHAT, body_of(rules(8_000)), headers)).status_code == 200
+        assert post(proxy, Case(CHAT, body_of(rules(2_000)), headers)).status_code == 200
         done.append(number)
 
-    body = body_of(texts(400_000, 20_000))
-    with ThreadPoolExecutor(20) as pool:
-        pending = [pool.submit(send_expensive, number) for number in range(20)]
-        proxy.wait_for(lambda: done, "the first is answered")
-        answered = post(proxy, Case(CHAT, body, {**FORCE, "authorization": "Bearer other"}))
+    started = proxy.cpu_s
+    with ThreadPoolExecutor(EXPENSIVE_REQUESTS) as pool:
+        pending = [pool.submit(send_expensive, number) for number in range(EXPENSIVE_REQUESTS)]
+        proxy.wait_for(lambda: proxy.cpu_s - started > 1, "it works on them")
+        headers = {**FORCE, "authorization": "Bearer other"}
+        answered = post(proxy, Case(CHAT, body_of(rules(200)), headers))
         before = len(done)
         for each in pending:
             each.result()
-    assert answered.headers["x-compaction-status"] == "applied"
-    assert before < 10, before
+    assert answered.headers["x-compaction-status"] != "none"  # it took the worker
+    assert before < EXPENSIVE_REQUESTS // 2, before
