@@ -221,7 +221,7 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
         RemovedMessage("m_2", 4, say("tool"), say("exit 1: upstream said 502 " + "x" * 5_000)),
     )
     seen = (
-        VisibleMessage(say("user"), say("The deploy of deploy/prod.yaml failed with 502"), "stand-in", "m_9"),
+        VisibleMessage(say("user"), say("The deploy of deploy/prod.yaml failed with 502"), "stand-in", ""),
         VisibleMessage(say("user"), say("And now?"), say("kept"), "m_10"),
     )
     prompts = (SummaryPrompt(say("gpt-5.4-mini"), say("Summarise."), say("user: Please deploy")),)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from itertools import groupby
-from operator import add, sub
+from operator import add
 from secrets import token_hex
 from typing import Any, Literal, NamedTuple
 
@@ -170,7 +170,8 @@ class ExchangeCounters:
     @property
     def own_overhead(self) -> list[int]:
         """The histogram of the exchanges that did not wait for a compaction."""
-        return list(map(sub, self.overhead, self.waiting_overhead))
+        pairs = zip(self.overhead, self.waiting_overhead, strict=True)
+        return [max(0, count - waiting) for count, waiting in pairs]
 
     @property
     def failed_open(self) -> int:

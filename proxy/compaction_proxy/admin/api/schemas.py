@@ -189,8 +189,11 @@ _COUNTER_TYPES: dict[str, Any] = {
     "overhead": list[int],
     "overhead_p50_s": float | None,
     "overhead_p95_s": float | None,
-    "waiting_overhead": list[int],
-    **dict.fromkeys(("own_p50_s", "own_p95_s", "waiting_p50_s", "waiting_p95_s"), float | None),
+    "overhead_own_p50_s": float | None,
+    "overhead_own_p95_s": float | None,
+    "overhead_waiting": list[int],
+    "overhead_waiting_p50_s": float | None,
+    "overhead_waiting_p95_s": float | None,
 }
 ExchangeLine = _make_schema(
     "ExchangeLine",
@@ -479,11 +482,11 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
         "overhead": counters.overhead,
         "overhead_p50_s": counters.compute_overhead_quantile_s(0.5),
         "overhead_p95_s": counters.compute_overhead_quantile_s(0.95),
-        "waiting_overhead": counters.waiting_overhead,
-        "own_p50_s": compute_quantile_s(counters.own_overhead, 0.5),
-        "own_p95_s": compute_quantile_s(counters.own_overhead, 0.95),
-        "waiting_p50_s": compute_quantile_s(counters.waiting_overhead, 0.5),
-        "waiting_p95_s": compute_quantile_s(counters.waiting_overhead, 0.95),
+        "overhead_own_p50_s": compute_quantile_s(counters.own_overhead, 0.5),
+        "overhead_own_p95_s": compute_quantile_s(counters.own_overhead, 0.95),
+        "overhead_waiting": counters.waiting_overhead,
+        "overhead_waiting_p50_s": compute_quantile_s(counters.waiting_overhead, 0.5),
+        "overhead_waiting_p95_s": compute_quantile_s(counters.waiting_overhead, 0.95),
     }
 
 
