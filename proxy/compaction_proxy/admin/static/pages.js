@@ -190,27 +190,43 @@
     return new DOMParser().parseFromString(await answer.text(), "text/html");
   }
 
-  // Replaces an element by the one with the same id. Open details stay open, and equal charts stay drawn.
+  // Replaces an element by the one with the same id. Open details stay open, equal charts stay drawn, and the
+  // focus stays where it is.
   function replace(old, page) {
     const fresh = page.getElementById(old.id);
     if (!fresh) return;
     const node = document.importNode(fresh, true);
-    const open = new Map(all("details", old).map((each, index) => [index, each.open]));
-    all("details", node).forEach((each, index) => { each.open = open.get(index) ?? each.open; });
+    const open = all("details", old).map((each) => each.open);
+    all("details", node).forEach((each, index) => { each.open = open[index] ?? each.open; });
+    const focus = all("a, summary", old).indexOf(document.activeElement);
     for (const place of all("[data-chart]", node)) {
       const drawn = all("[data-chart]", old).find((each) => each.dataset.chart === place.dataset.chart);
       if (drawn) place.replaceWith(drawn);
     }
     old.replaceWith(node);
+    all("a, summary", node)[focus]?.focus({ preventScroll: true });
     showTimes(node);
     for (const place of charts.keys()) if (!place.isConnected) charts.delete(place);
     all("[data-chart]", node).filter((place) => !charts.has(place)).forEach(draw);
   }
 
-  // A part is not replaced while somebody works in it.
+  // A part is not replaced while somebody fills in a form of it, answers a question, or selects text.
   function isBusy(part) {
-    const selection = getSelection();
-    return part.contains(document.activeElement) || (!selection.isCollapsed && part.contains(selection.anchorNode));
+    const selection = getSelection(), active = document.activeElement;
+    return (
+      (part.contains(active) && active.matches("input, select, textarea, button")) ||
+      part.querySelector(".confirm[open]") !== null ||
+      (!selection.isCollapsed && part.contains(selection.anchorNode))
+    );
+  }
+
+  // The clocks of the browser and of the proxy may differ: this is the time of the browser.
+  function markRefreshed() {
+    const state = document.getElementById("refreshed");
+    if (!state) return;
+    state.classList.remove("stale");
+    state.querySelector("time").dateTime = new Date().toISOString();
+    showTimes(state);
   }
 
   async function refresh() {
@@ -220,7 +236,7 @@
     try {
       const page = await load(location.href);
       for (const each of parts) replace(each, page);
-      if (state) replace(state, page);
+      markRefreshed();
     } catch {
       state?.classList.add("stale"); // the style sheet says what this means
     }
@@ -262,6 +278,7 @@
     for (const [place, chart] of charts) chart.setSize({ width: place.clientWidth, height: chart.height });
   });
   showTimes();
+  markRefreshed();
   drawAll();
   setInterval(showAges, 1_000);
   const every = Math.min(...all("[data-live]").map((each) => +each.dataset.live));
