@@ -73,7 +73,7 @@
 
   function formatTick(at, step) {
     const date = new Date(at * 1000);
-    if (step >= DAY_S || !date.getHours()) return format(date, { day: "numeric", month: "short" }, step >= DAY_S ? "UTC" : undefined);
+    if (step >= DAY_S || !(date.getHours() || date.getMinutes())) return format(date, { day: "numeric", month: "short" }, step >= DAY_S ? "UTC" : undefined);
     return format(date, { hour: "2-digit", minute: "2-digit" });
   }
 
@@ -196,8 +196,9 @@
     const fresh = page.getElementById(old.id);
     if (!fresh) return;
     const node = document.importNode(fresh, true);
-    const open = all("details", old).map((each) => each.open);
-    all("details", node).forEach((each, index) => { each.open = open[index] ?? each.open; });
+    const key = (each, index) => each.dataset.key ?? index;
+    const open = new Map(all("details", old).map((each, index) => [key(each, index), each.open]));
+    all("details", node).forEach((each, index) => { each.open = open.get(key(each, index)) ?? each.open; });
     const focus = all("a, summary", old).indexOf(document.activeElement);
     for (const place of all("[data-chart]", node)) {
       const drawn = all("[data-chart]", old).find((each) => each.dataset.chart === place.dataset.chart);
