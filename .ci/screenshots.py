@@ -82,7 +82,7 @@ server: {admin_key: none}
 upstream: {base_url: "%(upstream)s/v1"}
 store: {url: "sqlite:///%(folder)s/state.db"}
 summary: {model: summary-small}
-session: {store_names: true, store_titles: true}
+session: {store_names: true}
 models:
   agent-large: {window: 32000, prices: {input: 2.5, cached: 0.25, output: 10}}
   agent-small: {window: 16000, prices: {input: 0.4, cached: 0.04, output: 1.6}}

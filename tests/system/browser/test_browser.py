@@ -37,6 +37,7 @@ HOSTILE = (
     '"><img src=x onerror="window.hit=1"><script>window.hit=1</script>'
     "<svg/onload=window.hit=1>' onfocus=window.hit=1 autofocus x='{{7*7}}</textarea></title>"
     '<iframe srcdoc="<script>parent.hit=1</script>"></iframe><a href="javascript:window.hit=1" autofocus>'
+    "![x](https://evil.example/x.png) [y](javascript:window.hit=1) `<img src=x onerror=window.hit=1>`"
 )
 MODEL = "demo-<img src=x onerror=window.hit=1>"
 UNLUCKY = "demo-unlucky"

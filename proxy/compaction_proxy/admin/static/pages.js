@@ -264,6 +264,14 @@
     loadInPlace(link.href, link.dataset.into);
   });
 
+  // Columns of different height
+
+  // Keeps the short column of a row in view while the long one passes: from its top, or from its bottom if it
+  // is taller than the window.
+  function placeColumns() {
+    for (const each of all(".sticks")) each.style.top = `${Math.min(48, innerHeight - each.offsetHeight - 16)}px`;
+  }
+
   // Sliders
 
   document.addEventListener("input", ({ target }) => {
@@ -274,12 +282,14 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   let width = innerWidth;
   addEventListener("resize", () => {
+    placeColumns();
     if (innerWidth === width) return;
     width = innerWidth;
     for (const [place, chart] of charts) chart.setSize({ width: place.clientWidth, height: chart.height });
   });
   showTimes();
   markRefreshed();
+  placeColumns();
   drawAll();
   setInterval(showAges, 1_000);
   const every = Math.min(...all("[data-live]").map((each) => +each.dataset.live));
