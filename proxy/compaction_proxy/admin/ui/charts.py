@@ -75,7 +75,7 @@ def build_period_charts(columns: Sequence[tuple[int, ExchangeCounters]], step: i
         "requests": [
             _build_bars("requests", "sent", [each.requests for each in sums]),
             _build_bars("failed", "failed", [each.failed for each in sums]),
-            _build_line("failed open", "waiting", [each.failed_open for each in sums], _DASHED),
+            *_build_failed_open_line(sums),
         ],
         "dollars": [
             _build_bars("cost of requests", "sent", [each["cost_usd"] or 0 for each in money]),
@@ -92,6 +92,11 @@ def build_period_charts(columns: Sequence[tuple[int, ExchangeCounters]], step: i
         )
         for name, each in series.items()
     }
+
+
+def _build_failed_open_line(sums: Sequence[ExchangeCounters]) -> list[JsonObject]:
+    values = [each.failed_open for each in sums]
+    return [_build_line("failed open", "waiting", values, _DASHED)] if any(values) else []
 
 
 def _build_bars(name: str, sign: str, values: Sequence[float | None]) -> JsonObject:
