@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import Result
 
-from compaction_proxy.admin.sessions import is_valid_token
+from compaction_proxy.admin.browser_sessions import is_valid_token
 from tests.helpers.scripted_admin import Scripted
 
 Run = Callable[..., Result]

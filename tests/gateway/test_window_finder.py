@@ -8,7 +8,7 @@ import pytest
 
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.upstream import Upstream
-from compaction_proxy.gateway.window_finder import SIGHT_INTERVAL_S, WindowFinder
+from compaction_proxy.gateway.window_finder import DISCOVERY_INTERVAL_S, WindowFinder
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
@@ -46,8 +46,8 @@ def test_a_local_upstream_is_recognised_by_its_address(base_url: str, *, is_loca
 
 async def test_a_window_is_asked_for_once_with_the_clients_credential() -> None:
     scene = Scene()
-    for scene.seconds in (0.0, 1.0, SIGHT_INTERVAL_S + 1):
-        scene.finder.record_sight(SCOPE, "t", "m")
+    for scene.seconds in (0.0, 1.0, DISCOVERY_INTERVAL_S + 1):
+        scene.finder.start_discovery(SCOPE, "t", "m")
         await scene.settle()
     assert scene.asked == [("http://127.0.0.1:9/v1", {"authorization": "Bearer k"}, "m")]
     assert await scene.limits.list_discovered_windows("http://127.0.0.1:9") == {"m": 4_096}
@@ -55,6 +55,6 @@ async def test_a_window_is_asked_for_once_with_the_clients_credential() -> None:
 
 async def test_a_configured_window_is_not_asked_for() -> None:
     scene = Scene()
-    scene.finder.record_sight(SCOPE, "t", "known")
+    scene.finder.start_discovery(SCOPE, "t", "known")
     await scene.settle()
     assert scene.asked == []

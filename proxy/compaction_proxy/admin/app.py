@@ -16,8 +16,8 @@ from compaction_proxy import __version__
 from compaction_proxy.admin.api import conversations, overview
 from compaction_proxy.admin.api.routing import ERROR_HANDLERS, AdminApi, install_api
 from compaction_proxy.admin.auth import BASIC, AccessMiddleware
+from compaction_proxy.admin.browser_sessions import SIGN_IN_PATH
 from compaction_proxy.admin.health import Readiness, RenderMetrics, create_health_routes
-from compaction_proxy.admin.sessions import SIGN_IN_PATH
 from compaction_proxy.admin.ui.pages import PageRoutes
 from compaction_proxy.admin.ui.templates import Templates
 from compaction_proxy.core.errors import OverloadedError, ProxyError, RequestRefusedError, format_openai_error

@@ -1,9 +1,9 @@
 """Checks access to the admin API and the admin pages, and limits the bodies of their requests.
 
 Every client that sends the admin key has access. A browser has access to the pages with the cookie of a
-session (`admin.sessions`), or sends the key as a password, with any user name. Without a key, nobody has
-access. But if the key is `none`, all clients on this machine have access, provided that the server listens on
-a loopback address.
+session (`admin.browser_sessions`), or sends the key as a password, with any user name. Without a key, nobody
+has access. But if the key is `none`, all clients on this machine have access, provided that the server
+listens on a loopback address.
 
 A web page of another site that is open in a browser on this machine must not get access. Therefore, the
 `Origin` header of a request, if it has one, must name the same host and port as its `Host` header. A browser
@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from compaction_proxy.admin.sessions import DEFAULT_PORTS, SIGN_IN_PATH, has_session
+from compaction_proxy.admin.browser_sessions import DEFAULT_PORTS, SIGN_IN_PATH, has_session
 from compaction_proxy.config.sections import NO_ADMIN_KEY
 from compaction_proxy.config.validation import is_loopback
 from compaction_proxy.core.errors import RequestRefusedError, format_openai_error

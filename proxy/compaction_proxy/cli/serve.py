@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compaction_proxy.admin.sessions import LINK_TTL_S, build_link
+from compaction_proxy.admin.browser_sessions import LINK_TTL_S, build_link
 from compaction_proxy.compaction.request_view import resolve_policy
 from compaction_proxy.config.config import Config, compare_configs, get_model_settings
 from compaction_proxy.config.loader import LoadedConfig

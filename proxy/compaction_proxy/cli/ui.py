@@ -9,7 +9,7 @@ from compaction_proxy.core.errors import ProxyError
 
 def ui(url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption = None) -> None:
     """Print a link that opens the dashboard in a browser, once and within 60 seconds."""
-    from compaction_proxy.admin.sessions import LINK_TTL_S, build_link
+    from compaction_proxy.admin.browser_sessions import LINK_TTL_S, build_link
     from compaction_proxy.config.sections import NO_ADMIN_KEY
     from compaction_proxy.gateway.paths import DASHBOARD_PATH
 

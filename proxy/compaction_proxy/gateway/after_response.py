@@ -153,7 +153,7 @@ class AfterResponseHandler:
             if state.fit_request is not None and state.fit_result is not None:
                 await self._learn_from_response(state, state.fit_request, state.fit_result)
             elif self._window_finder.is_upstream_local and state.model and not state.has_failed:
-                self._window_finder.record_sight(state.scope, state.identity.tenant, state.model)
+                self._window_finder.start_discovery(state.scope, state.identity.tenant, state.model)
 
     async def record_activity(self, state: RequestState) -> None:
         """Records that the conversation was used, so that people find it. An error is only logged."""
@@ -186,7 +186,7 @@ class AfterResponseHandler:
             usage = await self._probe_usage(state.scope, fit_request.body.wire, fit_result) or usage
         fit_result = state.include_tool_tokens(fit_result)
         await self._feedback.learn_from_answer(fit_request, fit_result, usage)
-        self._window_finder.record_sight(state.scope, fit_request.tenant, fit_request.model)
+        self._window_finder.start_discovery(state.scope, fit_request.tenant, fit_request.model)
         if fit_result.should_prepare:
             await self._compactor.prepare_round(fit_request)
 

@@ -14,9 +14,9 @@ from compaction_proxy.providers.types import WindowDiscovery
 from compaction_proxy.support.lru import BoundedDict
 
 # For each tenant and model, the finder looks at most this often, in seconds, whether the context window has
-# to be asked for. It remembers at most `MAX_SIGHTS` pairs of a tenant and a model.
-SIGHT_INTERVAL_S = 600.0
-MAX_SIGHTS = 1_000
+# to be asked for. It remembers at most `MAX_REMEMBERED_MODELS` pairs of a tenant and a model.
+DISCOVERY_INTERVAL_S = 600.0
+MAX_REMEMBERED_MODELS = 1_000
 
 
 class WindowFinder:
@@ -51,9 +51,9 @@ class WindowFinder:
         self._model_limits = model_limits
         self._discovery = discovery
         self._clock = clock
-        self._quiet_until: BoundedDict[tuple[str, str], float] = BoundedDict(MAX_SIGHTS)
+        self._quiet_until: BoundedDict[tuple[str, str], float] = BoundedDict(MAX_REMEMBERED_MODELS)
 
-    def record_sight(self, scope: Scope, tenant: str, model: str) -> None:
+    def start_discovery(self, scope: Scope, tenant: str, model: str) -> None:
         """Starts to ask for the context window of a model, if it is unknown and was not asked for lately.
 
         Args:
@@ -71,4 +71,4 @@ class WindowFinder:
             return await self._discovery.discover_window(self._upstream.base_url, headers, model)
 
         if self._model_limits.start_discovery(tenant, self._upstream.origin, model, fetch_window):
-            self._quiet_until[tenant, model] = self._clock() + SIGHT_INTERVAL_S
+            self._quiet_until[tenant, model] = self._clock() + DISCOVERY_INTERVAL_S

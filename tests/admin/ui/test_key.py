@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from compaction_proxy.admin.app import mount_pages
-from compaction_proxy.admin.sessions import build_link
+from compaction_proxy.admin.browser_sessions import build_link
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.records import RecordStore
 from tests.helpers.dashboard import NAME, FakeAdmin, pages, sample

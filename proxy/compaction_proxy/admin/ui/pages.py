@@ -29,8 +29,7 @@ from compaction_proxy.admin.api.overview import Value, build_configuration
 from compaction_proxy.admin.api.routing import AdminApi, parse_time
 from compaction_proxy.admin.api.schemas import to_counters, to_instructions, to_pins, to_stats_row
 from compaction_proxy.admin.auth import BASIC, BEARER, check_access
-from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
-from compaction_proxy.admin.sessions import (
+from compaction_proxy.admin.browser_sessions import (
     LINK_TTL_S,
     SESSION_TTL_S,
     build_cookie_name,
@@ -38,6 +37,7 @@ from compaction_proxy.admin.sessions import (
     is_valid_token,
     redeem_code,
 )
+from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
 from compaction_proxy.admin.ui.charts import (
     DASHES,
     DAY_S,

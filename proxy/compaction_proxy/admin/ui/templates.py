@@ -25,7 +25,7 @@ from starlette.types import Scope
 from compaction_proxy import __version__
 from compaction_proxy.admin.api.routing import STORE_UNAVAILABLE
 from compaction_proxy.admin.auth import is_cross_site
-from compaction_proxy.admin.sessions import LINK_TTL_S
+from compaction_proxy.admin.browser_sessions import LINK_TTL_S
 from compaction_proxy.core.errors import (
     OverloadedError,
     ReplayFailedError,

@@ -5,7 +5,7 @@ import time
 import pytest
 from starlette.datastructures import Headers
 
-from compaction_proxy.admin.sessions import (
+from compaction_proxy.admin.browser_sessions import (
     build_cookie_name,
     build_link,
     create_token,
