@@ -517,7 +517,7 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
         "/export.csv", "/upstream-failures", "/replay",
     )  # fmt: skip
     of_one = (
-        "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
+        "", "/events", "/compact", "/undo", "/redo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
         "/export", "/tenant", "/bypass", "/resume", "/exchanges", "/compactions", "/compactions/{place}",
         "/instructions", "/instructions/{instruction}",
     )  # fmt: skip
