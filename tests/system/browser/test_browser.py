@@ -43,6 +43,7 @@ MODEL = "demo-<img src=x onerror=window.hit=1>"
 UNLUCKY = "demo-unlucky"
 # Says on the console what a page's policy has refused; a page of ours gives no reason to.
 WATCH = "document.addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.blockedURI))"
+PATIENCE_MS = 120_000  # on a busy machine
 LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
 # Rules of WCAG A and AA, among them contrast and labels.
 AXE = files("axe_playwright_python") / "axe.min.js"
@@ -127,6 +128,7 @@ class Scene:
             color_scheme="dark" if scheme == "dark" else "light",
             timezone_id=zone,
         )
+        page.set_default_timeout(PATIENCE_MS)
         await page.add_init_script(WATCH)
         page.on("console", lambda said: troubles.append(said.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
