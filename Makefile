@@ -13,13 +13,13 @@ PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: ## play a long conversation, directly and through the proxy, without a key
+demo: ## run a long conversation without and with the proxy; needs no key
 	@$(UV_RUN) --no-dev compaction-proxy demo
 
-serve: ## start the proxy on 127.0.0.1:4141; ARGS="--upstream URL" names the provider
+serve: ## start the proxy on 127.0.0.1:4141; ARGS="--upstream URL" sets the provider
 	@$(UV_RUN) --no-dev compaction-proxy serve $(ARGS)
 
-test: ## test the package, in minutes
+test: ## test the package (minutes)
 	@$(PYTEST) --ignore=tests/system --ignore=tests/bench $(ARGS)
 
 test-system: ## test the whole product: processes, sockets, faults, and the bench itself
@@ -35,39 +35,40 @@ test-agents: export AGENTS := $(AGENTS)
 test-agents: export WINDOWS := $(WINDOWS)
 test-agents: export SOURCES := $(SOURCES)
 test-agents: export COUNTINGS := $(COUNTINGS)
-test-agents: ## run real agents through the proxy, for hours
+test-agents: ## run real agents through the proxy (hours)
 	@$(UV_RUN) pytest tests/system/agents $(ARGS); code=$$?; $(UV_RUN) python .ci/docs_pages.py && exit $$code
 
-lint: ## check style and format
+lint: ## check style and format, of the code and of the texts for users
 	@$(UV_RUN) ruff check
 	@$(UV_RUN) ruff format --check
+	@$(UV_RUN) python .ci/check_style.py
 
 types: ## check types
 	@$(UV_RUN) mypy
 
-bench: ## measure throughput beside nginx
+bench: ## measure throughput compared with nginx
 	@$(UV_RUN) python bench/throughput.py $(ARGS)
 
-pages: ## write what config.yaml, README.md and docs/ take from the code
+pages: ## update the generated parts of config.yaml, README.md and docs/
 	@$(UV_RUN) python .ci/config_reference.py
 	@$(UV_RUN) python .ci/docs_pages.py
 
-docs: ## build the site of docs/ in site/, and check its links
+docs: ## build the documentation site in site/ and check its links
 	@$(UV_RUN) --group docs python .ci/docs_site.py
 
 check: lint types test ## lint, types and tests
 
 SBOM ?= dist/sbom.cdx.json
-sbom: ## list what the image installs, with hashes, from the lock alone, in CycloneDX
+sbom: ## write a CycloneDX list of the packages in the image, from the lock file
 	@mkdir -p $(dir $(SBOM))
 	@./.ci/uv export --quiet --frozen --no-dev --extra=crypto --extra=fast --extra=mcp --extra=otel --extra=redis --format=cyclonedx1.5 \
 		--preview-features=sbom-export --output-file=$(SBOM)
 
-dist: ## make wheel, sdist, SBOM, chart and checksums in dist/, as the release workflow does
+dist: ## build wheel, sdist, SBOM, chart and checksums in dist/, like the release workflow
 	@./.ci/dist
 
-audit: ## ask OSV for vulnerabilities of what the image installs
+audit: ## check the packages of the image for known vulnerabilities (OSV)
 	@./.ci/audit $(ARGS)
 
-hooks: ## have git run the checks of .pre-commit-config.yaml before each commit
+hooks: ## install the git hooks of .pre-commit-config.yaml
 	@$(UV_RUN) pre-commit install

@@ -2,10 +2,10 @@
 
     uv run python .ci/docs_pages.py
 
-docs/clients.md says what `connect` says and what came of the client suite and of the agents,
-docs/operations.md which keys wait for a restart, docs/architecture.md what each module is for, docs/llms.txt
-which pages there are, and README.md what the demo prints. The repository on GitHub is named as [project.urls]
-in pyproject.toml names it.
+docs/clients.md has what `connect` prints and the results of the client suite and of the agents,
+docs/upgrade.md the keys that wait for a restart, docs/modules.md the purpose of each module,
+docs/llms.txt the list of pages, docs/demo.md the output of the demo, and README.md a part of it. The
+repository on GitHub has the name that [project.urls] in pyproject.toml has.
 .ci/check_docs.py compares them.
 """
 
@@ -42,19 +42,24 @@ LANGUAGES = {
 }  # fmt: skip
 # Those whose lines tests run as they stand; the others are read as what they are written in.
 RUN = {"openai-python", "openai-node", "curl"}
+# A row of the demo's table, and the turns that README.md shows.
+TURN = re.compile(r" +(\d+) +[\d,]+ +[\d,]+ +\d+%")
+SHOWN_TURNS = {1, 6, 18, 41}
 # How a paragraph begins that is neither heading, table, list nor code.
 PROSE = re.compile(r"\w|\*\*|`(?!``)")
-CLIENTS_HEAD = """# Clients
+CLIENTS_HEAD = """# Connect a client
 
-What to write where, so that a client asks the proxy. `compaction-proxy connect CLIENT` prints the same with
-the address of your proxy; `--apply` changes the file of CLIENT_FILES, and keeps the old one;
-and `compaction-proxy run -- COMMAND` changes nothing but the environment of one command.
+This page has the settings with which each client uses the proxy. `compaction-proxy connect CLIENT` prints
+the same, with the address of your proxy. `--apply` changes the file of CLIENT_FILES, and keeps the old one.
+`compaction-proxy run -- COMMAND` changes only the environment of one command.
 
-Keys stay where they are: the client's own goes on to the provider. Where the proxy has the provider's key
-(`upstream.api_key`), any word will do; where it names `server.client_keys`, one of them. From a container,
-this machine is `host.docker.internal`, and the proxy has to listen on an address that the container reaches.
+Keys stay where they are: the proxy forwards the key of the client to the provider. If the proxy has a
+provider key of its own (`upstream.api_key`), the client may use any word as its key. If
+`server.client_keys` is set, the client needs one of these keys. From a container, this machine is
+`host.docker.internal`, and the proxy must listen on an address that the container reaches.
 
-Without an id the messages themselves tell which conversation it is; some [headers](headers.md) carry one.
+Without an id, the messages decide to which conversation a request belongs. Some
+[headers](headers.md#conversation-ids) carry an id.
 
 <!-- Written by .ci/docs_pages.py from what `connect` knows, from clients.json and from agents.json. -->
 """
@@ -62,37 +67,38 @@ Without an id the messages themselves tell which conversation it is; some [heade
 WIRES = ("chat", "responses", "messages")
 LANGUAGE_NAMES = {"python": "Python", "node": "JavaScript", "cli": "command"}
 TABLE_HEAD = """
-## Tried
+## Tested clients
 
-Each of these clients is run over real sockets against a scripted provider: directly, through the proxy, and
-through the proxy before a window so small that the long conversation has to be compacted. A case passes if
-the client sees the same each time, errors included; if what reaches the provider is the same byte for byte
-where nothing is compacted; and if instructions, tools and the user's last words arrive unchanged where
-something is. The numbers are cases passed on each [wire](wires.md), blank where a client is not tried.
+The test suite runs each of these clients over real sockets with a scripted provider. It runs directly,
+through the proxy, and through the proxy with a window so small that the long conversation must be
+compacted. In a passed case, the client sees the same result each time, including errors. Requests without
+compaction reach the provider byte for byte. In compacted requests, instructions, tools and the user's last
+words are unchanged. The numbers are passed cases on each [wire](wires.md). A blank means that the client
+was not tested on that wire.
 
 | client | version | for | chat completions | Responses | Messages |
 | --- | --- | --- | --- | --- | --- |
 """
 TABLE_FOOT = """
-The [results](clients.json) name each case. `tests/system/clients` holds the suite. `.ci/run` runs a part
-of it, `.ci/run --full` runs all.
+The [results](clients.json) name each case. The suite is in `tests/system/clients`. `.ci/run` runs a part of
+it, `.ci/run --full` all.
 """
 
 AGENTS_HEAD = """
 ## Agents
 
 `make test-agents` runs each of these programs in a session of 80 requests: a loop over its own tools,
-resumed for a second task. The provider is scripted and strict: it refuses broken tool pairs, altered
-signatures, roles out of order and requests that are larger than its window. `told` means that
-`models.*.window` names the window, `learned` that the proxy learns it from a refusal.
+resumed for a second task. The scripted provider is strict: it refuses broken tool pairs, altered
+signatures, roles out of order, and requests larger than its window. `told` means that `models.*.window`
+names the window, `learned` that the proxy learns it from a refusal.
 
-A session passes if the client shows no error, no request is invalid, the proxy lists one conversation, and at
-most one request is refused as too long. Task, instructions and newest tool result reach the provider whole
-where they fit; where nothing is compacted, the bytes are the client's. At most one summary call goes out for
-five requests, unless system prompt and tools take more than 60 % of the window.
+A session passes if the client shows no error, no request is invalid, the proxy lists one conversation, and
+the provider refuses at most one request as too long. Task, instructions and newest tool result must reach
+the provider whole if they fit; without a compaction, the bytes must be the client's. There may be at most
+one summary call for five requests, unless system prompt and tools take more than 60 % of the window.
 
-A cell has two results: first where the provider counts the prompt against its window, then where it counts
-prompt and `max_tokens`. The number is that of summary calls; `-` was not run.
+A cell has two results: for a provider that counts the prompt against its window, and for one that counts
+prompt and `max_tokens`. The number is that of summary calls; `-` means that the session was not run.
 
 """
 # The windows that the agents are run with, and how the proxy gets to know them.
@@ -101,8 +107,8 @@ AGENT_COLUMNS = tuple(
 )
 COUNTINGS = ("prompt", "sum")
 AGENTS_FOOT = """
-The [results](agents.json) have all figures. `tests/system/agents` holds the suite, and
-`make test-agents AGENTS=codex,aider WINDOWS=24k` runs a part of it.
+The [results](agents.json) have all figures. The suite is in `tests/system/agents`, and `make test-agents
+AGENTS=codex,aider WINDOWS=24k` runs a part of it.
 """
 
 
@@ -185,7 +191,7 @@ def agents() -> str:
         named = [f"`{entry['client']}`", entry["version"], entry["wire"]]
         rows.append(f"| {' | '.join([*named, *cells])} |\n")
     failures = "".join(line for entry in entries for line in agent_failures(entry))
-    listed = f"\nWhat failed, and how often in the session:\n\n{failures}" if failures else ""
+    listed = f"\nFailures, and how often they occurred in the session:\n\n{failures}" if failures else ""
     return AGENTS_HEAD + head + "".join(rows) + listed + AGENTS_FOOT
 
 
@@ -207,6 +213,18 @@ def between(text: str, mark: str, new: str) -> str:
     """A page with what stands between two marks replaced."""
     place = re.compile(rf"(?<=<!-- {mark}:start -->\n).*?(?=\n<!-- {mark}:end -->)", re.DOTALL)
     return place.sub(lambda _: new, text)
+
+
+def shorten_demo(text: str) -> str:
+    """Returns the output of the demo with the rows of a few turns; a line `…` stands for those left out."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        turn = TURN.match(line)
+        if turn is None or int(turn[1]) in SHOWN_TURNS:
+            lines.append(line)
+        elif lines[-1] != "   …":
+            lines.append("   …")
+    return "\n".join(lines) + "\n"
 
 
 def pages() -> list[Page]:
@@ -294,14 +312,17 @@ def name_repository(text: str) -> str:
 
 def generated() -> dict[Path, str]:
     """What each file should hold."""
-    operations, architecture, readme = DOCS / "operations.md", DOCS / "architecture.md", ROOT / "README.md"
-    modules = "\n".join(list_modules(PACKAGE)).strip("\n")
+    upgrade, modules = DOCS / "upgrade.md", DOCS / "modules.md"
+    demo, readme = DOCS / "demo.md", ROOT / "README.md"
+    described = "\n".join(list_modules(PACKAGE)).strip("\n")
+    played = render_table()
     return {
         DOCS / "clients.md": clients_page(),
-        operations: between(operations.read_text("utf-8"), "reload", waiting_keys()),
-        architecture: between(architecture.read_text("utf-8"), "modules", modules),
+        upgrade: between(upgrade.read_text("utf-8"), "reload", waiting_keys()),
+        modules: between(modules.read_text("utf-8"), "modules", described),
         DOCS / "llms.txt": llms(),
-        readme: between(readme.read_text("utf-8"), "demo", f"```text\n{render_table()}```"),
+        demo: between(demo.read_text("utf-8"), "demo", f"```text\n{played}```"),
+        readme: between(readme.read_text("utf-8"), "demo", f"```text\n{shorten_demo(played)}```"),
     } | {ROOT / name: name_repository((ROOT / name).read_text("utf-8")) for name in NAMING}
 
 

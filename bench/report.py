@@ -1,4 +1,4 @@
-"""What a run has shown, for people: README's table, docs/performance.md and the chart.
+"""Shows a run: the table in README.md, docs/performance.md and the chart.
 
 python bench/report.py            writes them anew from docs/performance.json
 python bench/report.py --check    says whether they are what it would write
@@ -7,7 +7,7 @@ python bench/report.py --check    says whether they are what it would write
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,11 +17,11 @@ from goals import BUSY, KIB, MB, MS, US, Goal, added_first_s, goals
 from growth import Grown
 from loads import LARGE, REFERENCE, SMALL_MANY, SMALL_ONE, STREAMED, STRICT
 from results import Cell, Results, read
-from targets import DIRECT, GATED, NGINX, OPEN, OPEN_FAST
+from targets import DIRECT, GATED, NGINX, OPEN, OPEN_FAST, PLAIN
 
 KINDS = {
-    REFERENCE: "**Reference load**: clients and a provider that decode what they get.",
-    STRICT: "**wrk**: a load that costs next to nothing.",
+    REFERENCE: "**Reference load**: clients and a provider that decode the data.",
+    STRICT: "**wrk**: clients that use almost no CPU.",
 }
 IDLE_MARK = "\\*"
 GROWN: tuple[tuple[str, Callable[[Grown], float]], ...] = (
@@ -70,20 +70,28 @@ def _milliseconds(results: Results, by: str, target: str, load: str, figure: Cal
     return "" if found is None else f"{found * MS:.3f}"
 
 
+def _loaded(results: Results, by: str, targets: Iterable[str]) -> str:
+    """Returns a table of targets under every load."""
+    rows = [["", "small c=1 p50 ms", "small c=32 req/s", "SSE c=32 streams/s", "853 KB c=4 req/s", "RSS MB"]]
+    for target in targets:
+        rss = results.rss_bytes.get(target, 0) / MB
+        first = _milliseconds(results, by, target, SMALL_ONE, lambda cell: cell.p50_s)
+        rates = [_rate(results, by, target, load) for load in (SMALL_MANY, STREAMED, LARGE)]
+        rows.append([target, first, *rates, f"{rss:.0f}" if rss else ""])
+    return _table(rows)
+
+
 def _summary(results: Results) -> str:
-    """README's tables: every target under every load, of either kind."""
-    parts = []
-    for by in results.generators:
-        rows = [
-            ["", "small c=1 p50 ms", "small c=32 req/s", "SSE c=32 streams/s", "853 KB c=4 req/s", "RSS MB"]
-        ]
-        for target in results.targets:
-            rss = results.rss_bytes.get(target, 0) / MB
-            first = _milliseconds(results, by, target, SMALL_ONE, lambda cell: cell.p50_s)
-            rates = [_rate(results, by, target, load) for load in (SMALL_MANY, STREAMED, LARGE)]
-            rows.append([target, first, *rates, f"{rss:.0f}" if rss else ""])
-        parts.append(f"{KINDS[by]}\n\n{_table(rows)}")
+    """Returns the tables of every target under every load, of either kind."""
+    parts = [f"{KINDS[by]}\n\n{_loaded(results, by, results.targets)}" for by in results.generators]
     return "\n".join(parts) + "\n" + _origin(results)
+
+
+def _headline(results: Results) -> str:
+    """Returns README's table: the reference load on the targets that a reader compares."""
+    left_out = {DIRECT, OPEN_FAST, PLAIN}
+    targets = (target for target in results.targets if target not in left_out)
+    return _loaded(results, REFERENCE, targets) + "\n" + _origin(results)
 
 
 def _quiet(machine: Mapping[str, Any]) -> str:
@@ -91,20 +99,20 @@ def _quiet(machine: Mapping[str, Any]) -> str:
     load = machine["load_average"][0]
     if load < QUIET_LOAD:
         return ""
-    return f"**Others were using the machine (load {load:.1f} at the start): rough, and ratios too.**\n"
+    return f"**The machine was busy (load {load:.1f} at the start), so figures and ratios are rough.**\n"
 
 
 def _origin(results: Results) -> str:
     machine, plan = results.environment, results.plan
     return (
-        f"Measured on {machine['date']}: {machine['processor']}, one core for what is measured, another for "
-        f"upstream and load; Python {machine['python']}; medians of {plan['rounds']} rounds of "
-        f"{plan['window_s']} s, targets taking turns. In parentheses, the multiple of nginx in the same "
-        f"round; {IDLE_MARK} where the target took less than {BUSY:.0%} of its core: "
-        "something else was the limit.\n"
+        f"Measured on {machine['date']}: {machine['processor']}, one core for the target and one for "
+        f"upstream and load, Python {machine['python']}. Medians of {plan['rounds']} runs of "
+        f"{plan['window_s']} s, in which the targets take turns. In parentheses: the multiple of nginx in "
+        f"the same run. {IDLE_MARK}: the target used less than {BUSY:.0%} of its core, so something else was "
+        "the limit.\n"
         f"{_quiet(machine)}"
-        "nginx relays and does no more. Gated, the proxy tells by the size alone that there is "
-        "nothing to do; with the gate off it parses, digests, counts and remembers each conversation.\n"
+        "nginx only relays. Gated, the proxy sees by the size of a request that there is nothing to do. With "
+        "the gate off, it parses, digests, counts and remembers each conversation.\n"
     )
 
 
@@ -217,6 +225,7 @@ def _run(results: Results) -> str:
 
 
 PARTS: dict[str, Callable[[Results], str]] = {
+    "headline": _headline,
     "summary": _summary,
     "loads": _loads,
     "goals": _goals,

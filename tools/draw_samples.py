@@ -2,21 +2,29 @@
 
     python tools/draw_samples.py signatures [--seed 21] [--number 60] [--commit COMMIT]
     python tools/draw_samples.py prose [--seed 21] [--number 40] [--commit COMMIT]
+    python tools/draw_samples.py texts [--seed 21] [--number 40]
 
 `signatures` prints functions without bodies and docstrings, below the name of their class. The draw goes
 by the order of functions in files, so two commits that differ only in names give the same functions.
-`prose` prints docstrings and comments, each with the code that follows it.
+`prose` prints docstrings and comments, each with the code that follows it. `texts` prints sentences that
+users meet (`user_texts.py`), in the documentation, commands, pages and messages of this checkout.
 """
 
 import argparse
 import ast
 import io
 import random
+import re
 import tokenize
 from collections.abc import Iterator, Mapping
 
-from count_names import read_sources
+from count_names import ROOT, read_sources
+from user_texts import UserText, list_texts, split_sentences
 
+# A text for users is drawn only if it has this many words, so that it can be understood or not.
+LEAST_WORDS = 4
+# Characters that are shown of the line where a text for users begins.
+MAX_SHOWN = 400
 # Lines of code that are shown below a docstring or a comment.
 SHOWN_LINES = 25
 
@@ -66,18 +74,35 @@ def list_prose(sources: Mapping[str, str]) -> Iterator[tuple[str, int, str]]:
                 last = number
 
 
+def list_sentences() -> list[UserText]:
+    """Lists the sentences that users meet, without those that are code or a few words."""
+    found: dict[str, UserText] = {}
+    for text in list_texts():
+        for sentence in split_sentences(text):
+            words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`", "", sentence.text))
+            if len(words) >= LEAST_WORDS:
+                found.setdefault(sentence.text, sentence)
+    return list(found.values())
+
+
 def main() -> None:
     """Print the samples."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("kind", choices=["signatures", "prose"])
+    parser.add_argument("kind", choices=["signatures", "prose", "texts"])
     parser.add_argument("--seed", type=int, default=21)
     parser.add_argument("--number", type=int)
     parser.add_argument("--commit", default="")
     options = parser.parse_args()
-    sources, rng = read_sources(options.commit), random.Random(options.seed)
+    rng = random.Random(options.seed)
     print(f"seed {options.seed}")
+    if options.kind == "texts":
+        for count, drawn in enumerate(rng.sample(list_sentences(), options.number or 40), 1):
+            shown = (ROOT / drawn.path).read_text("utf-8").splitlines()[drawn.line - 1].strip()
+            print(f"\n{count}. {drawn.path}:{drawn.line}\n{drawn.text}\n    > {shown[:MAX_SHOWN]}")
+        return
+    sources = read_sources(options.commit)
     if options.kind == "signatures":
         functions = rng.sample(list(list_functions(sources)), options.number or 60)
         for count, (_, owner, function) in enumerate(functions, 1):

@@ -103,8 +103,8 @@ SECRET_CHECK_S = 5.0
 # the dropped secret.
 MAX_PREVIOUS_SECRETS = 16
 NO_DATA_FOLDER = Problem(
-    "Nothing is kept beyond this process, because the proxy has no folder to which it can write.",
-    "Name a file or a server in store.url.",
+    "Data is lost when this process ends, because the proxy has no writable data folder.",
+    "Set store.url to a file or a server.",
 )
 # Longest time, in seconds, for which the start waits for the providers of summary models. If they take
 # longer, the proxy starts, and learns later whether they have these models.
@@ -221,7 +221,7 @@ class TenantSecret:
     async def sync_with_store(self) -> bool:
         """Adopts the key in the shared store, or stores `current_key` there if the store has no key.
 
-        Returns False if the store cannot be reached or has no usable key. The caller should then try again
+        Returns False if the store is not reachable or has no usable key. The caller should then try again
         later. Returns True on success, and also if the key does not come from a shared store.
         """
         if self._store is None:
@@ -242,8 +242,8 @@ class TenantSecret:
 
     def _record_failure(self, error: StoreUnavailableError) -> None:
         self.problem = Problem(
-            f"The secret of this installation cannot be used: {error}.",
-            "Set server.secret, or repair what holds the secret. Otherwise a restart loses conversations.",
+            f"The proxy cannot use its secret: {error}.",
+            "Set server.secret, or repair the store. Otherwise, the proxy loses conversations at a restart.",
         )
         self._report(error)
 
@@ -398,7 +398,7 @@ class Components:
     async def run_lifespan(self, _: object) -> AsyncIterator[None]:
         """Opens the components when the `async with` block begins, and closes them when the block ends.
 
-        `is_ready` becomes True when the tokenizer is loaded, even if the store cannot be reached.
+        `is_ready` becomes True when the tokenizer is loaded, even if the store is not reachable.
         """
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.records.close)

@@ -29,7 +29,7 @@ async def test_a_path_without_an_answer_is_refused_in_openai_s_shape(
         httpx.AsyncClient(base_url=url) as client,
     ):
         answer = await client.request(method, path)
-    message = f"{method} {path} is not something this proxy answers"
+    message = f"Unknown endpoint: {method} {path}"
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
     assert answer.json() == {
         "error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}

@@ -91,7 +91,7 @@ def test_every_listing_tells_of_a_request(run: Run, tmp_path: Path) -> None:
         assert "gpt-4.1" in [row["model"] for row in told("models")["models"]]
         refused = run("sessions", "list", "--url", url, COMPACTION_PROXY__SERVER__ADMIN_KEY="wrong")
         assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
-        assert "the admin key is refused" in refused.stderr
+        assert "the proxy rejects the admin key" in refused.stderr
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 60_000, b"[]", b'{"store": "ok"}', b"\xff"])

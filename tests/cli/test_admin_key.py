@@ -77,7 +77,7 @@ def test_a_configuration_that_is_read_again_does_not_move_the_proxy_to_another_a
 @pytest.mark.parametrize(
     ("text", "mode", "why"),
     [
-        ("ab" * 32, 0o604, "every user may read it"),
+        ("ab" * 32, 0o604, "other users can read it"),
         ("ab", 0o600, "it is damaged"),
         ("zz" * 32, 0o600, "it is damaged"),
         ("é" * 32, 0o600, "it is damaged"),
@@ -92,7 +92,7 @@ def test_a_file_that_holds_no_key_or_is_open_to_others_closes_the_admin_api(
     path.chmod(mode)
     loaded = add_admin_key(load(configure(tmp_path)))
     assert loaded.config.server.admin_key.get_secret_value() == ""
-    assert loaded.admin_key_problem.startswith("the key's file beside the store cannot be used: ")
+    assert loaded.admin_key_problem.startswith("the proxy cannot use the key file next to the store: ")
     assert why in loaded.admin_key_problem
     assert path.read_text() == text
 
@@ -108,4 +108,4 @@ def test_a_key_that_another_user_has_put_there_is_not_taken(
 def test_where_nothing_can_be_written_the_reason_is_told(tmp_path: Path) -> None:
     (tmp_path / "made").touch()
     problem = add_admin_key(load(configure(tmp_path))).admin_key_problem
-    assert problem.startswith("no key can be kept beside the store: ")
+    assert problem.startswith("the proxy cannot save a key next to the store: ")

@@ -52,7 +52,7 @@ def test_every_client_is_described_as_json_if_asked_for(run: Run) -> None:
     assert told["destination"] == "~/.aider.conf.yml"
     assert yaml.safe_load(told["lines"])["openai-api-base"] == "http://here:1/v1"
     both = run("connect", "aider", "--json", "--apply")
-    assert (both.exit_code, both.stderr) == (2, "--apply and --json: one of them\n")
+    assert (both.exit_code, both.stderr) == (2, "--apply and --json: choose one of them\n")
 
 
 def test_the_lines_are_valid_in_their_languages() -> None:
@@ -87,7 +87,7 @@ def test_apply_keeps_what_stands_there_shows_the_change_and_does_it_once(
     made = file.read_text()
     assert "mine" not in OLD[tool] or "mine" in made
     again = run("connect", tool, "--apply")
-    assert (again.exit_code, again.stdout) == (0, f"{file}: is so already\n")
+    assert (again.exit_code, again.stdout) == (0, f"{file}: already up to date\n")
     assert (file.read_text(), sorted(file.parent.glob("*before*"))) == (made, [backup])
 
 
@@ -117,7 +117,7 @@ def test_a_file_that_is_not_understood_is_left_alone(tool: str, text: str, run: 
     file.write_text(text)
     done = run("connect", tool, "--apply", "--file", str(file))
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith(f"{file}: left alone: ")
+    assert done.stderr.startswith(f"{file}: not changed: ")
     assert (file.read_text(), list(tmp_path.iterdir())) == (text, [file])
 
 
@@ -180,5 +180,5 @@ def test_what_is_no_configuration_file_is_left_alone_at_once(kind: str, run: Run
     elif kind == "large":
         path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     done = run("connect", "aider", "--apply", "--file", str(path), "--url", "http://here:1/v1")
-    why = "larger than 1,048,576 bytes" if kind == "large" else "no regular file"
-    assert (done.exit_code, done.stderr) == (1, f"{path}: left alone: it is {why}\n")
+    why = "the file is larger than 1,048,576 bytes" if kind == "large" else "it is not a regular file"
+    assert (done.exit_code, done.stderr) == (1, f"{path}: not changed: {why}\n")

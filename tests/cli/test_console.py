@@ -109,7 +109,7 @@ def test_a_header_may_be_longer_than_a_path(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_no_text_is_no_header(tmp_path: Path) -> None:
     (tmp_path / "key").write_bytes(b"a: \xff")
-    with pytest.raises(ProxyError, match="key: is not UTF-8"):
+    with pytest.raises(ProxyError, match="key: the file is not UTF-8"):
         parse_header(str(tmp_path / "key"))
 
 
@@ -199,10 +199,10 @@ def test_colour_is_for_terminals_unless_the_environment_says_otherwise(
 @pytest.mark.parametrize(
     ("is_terminal", "answer", "yes", "ended_with", "said"),
     [
-        (False, "", False, FAILED, "nothing deleted: without a terminal, give --yes\n"),
+        (False, "", False, FAILED, "nothing was deleted: without a terminal, --yes is required\n"),
         (False, "", True, 0, ""),
-        (True, "n\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
-        (True, "\n", False, FAILED, "Delete it? [y/N]:nothing deleted\n"),
+        (True, "n\n", False, FAILED, "Delete it? [y/N]:nothing was deleted\n"),
+        (True, "\n", False, FAILED, "Delete it? [y/N]:nothing was deleted\n"),
         (True, "y\n", False, 0, "Delete it? [y/N]:"),
         (True, "", True, 0, ""),
     ],

@@ -44,8 +44,7 @@ def test_a_sound_installation_has_no_error(upstream: Scripted, run: Run) -> None
     assert topics["summary model"][0]["what"] == "cheap: 128,000 tokens, assumed"
     assert [target for _, target, _, _ in upstream.asked][:2] == ["/v1/models", "/readyz"]
     assert [each["what"] for each in topics["window"]] == [
-        f"{name}: 128,000 tokens are assumed, because the upstream does not report its window"
-        for name in ("cheap", "dear")
+        f"{name}: the upstream reports no window, so 128,000 tokens are assumed" for name in ("cheap", "dear")
     ]
 
 
@@ -66,7 +65,7 @@ def test_what_is_broken_is_an_error_with_its_fix(upstream: Scripted, run: Run, t
     assert errors["summary model"]["fix"] == "set a valid key in upstream.api_key"
     assert all(each["fix"] for each in errors.values())
     assert "hunter2" not in done.output
-    assert errors["store"]["fix"].startswith("move the file away, ")
+    assert errors["store"]["fix"].startswith("restore the file from a backup")
     plain = run("doctor", **environ).stdout
     assert "; fix: set a valid key" in plain
 
@@ -105,7 +104,9 @@ def test_a_taken_port_and_a_weak_key_are_found(script: Scripted) -> None:
             port = int(script.url.rpartition(":")[2])
             assert doctor.check_address(ServerSection(port=port)).level == "error"
     script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
-    assert doctor.check_address(ServerSection(port=port)).what.endswith("version 9.9 of this proxy answers")
+    assert doctor.check_address(ServerSection(port=port)).what.endswith(
+        "compaction-proxy 9.9 is running there"
+    )
     keys = {
         "none": "warning",
         "short": "warning",
@@ -137,14 +138,16 @@ def test_a_running_proxy_with_another_upstream_is_told_before_that_one_is_asked(
     assert tell() == {
         "level": "warning",
         "topic": "upstream",
-        "what": f"the running proxy forwards to http://10.0.0.9/v1, and the checks below ask {own}",
-        "fix": "give doctor the options, variables and --config of `serve`, such as --upstream http://10.0.0.9/v1",
+        "what": f"the running proxy forwards to http://10.0.0.9/v1, but the checks below use {own}",
+        "fix": "run doctor with the options, variables and --config of `serve`, such as --upstream http://10.0.0.9/v1",
     }
     assert script.asked[-1][1::2] == ("/admin/v1/config", "Bearer f3a9c1d27b6e4805")
     script.put("GET", "/config", {"values": [{"key": "upstream.base_url", "value": f"{own}/"}]})
     assert tell()["what"].startswith(f"{own} cannot be reached")
     script.put("GET", "/config", {"error": {"message": "no"}}, status=401)
-    assert tell()["what"].startswith("that of the running proxy is not known: the admin key is refused")
+    assert tell()["what"].startswith(
+        "cannot read the upstream of the running proxy: the proxy rejects the admin key"
+    )
 
 
 def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path) -> None:
@@ -153,15 +156,15 @@ def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path)
     assert doctor.check_admin_key(config, {})[:3] == (
         "ok",
         "admin key",
-        f"made at the first start, in {path}",
+        f"will be generated at the first start in {path}",
     )
     assert not path.exists()
     path.write_text("ab" * 32)
     path.chmod(0o600)
-    assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"in {path}")
+    assert doctor.check_admin_key(config, {})[:3] == ("ok", "admin key", f"saved in {path}")
     path.chmod(0o644)
     found = doctor.check_admin_key(config, {})
-    assert (found.level, "every user may read it" in found.what) == ("warning", True)
+    assert (found.level, "other users can read it" in found.what) == ("warning", True)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path)
     [
         ({"server": {"host": "0.0.0.0"}}, "at this address"),
         ({"server": {"unix_socket": "/run/x.sock"}}, "at this address"),
-        ({"store": {"url": "redis://localhost"}}, "a store that replicas share"),
+        ({"store": {"url": "redis://localhost"}}, "replicas share the store"),
         ({"store": {"url": "memory://"}}, "no data folder"),
     ],
 )
@@ -183,7 +186,7 @@ def test_a_budget_that_is_too_small_for_the_largest_body_is_found() -> None:
     fits = doctor.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=2_000_000))
     small = doctor.check_body_memory(ServerSection(max_inflight_bytes=2_000_000, max_body_bytes=3_000_000))
     assert (fits.level, small.level) == ("ok", "warning")
-    assert small.what.endswith("less than server.max_body_bytes (3,000,000): larger bodies get 413")
+    assert small.what.endswith("less than server.max_body_bytes (3,000,000): larger requests fail with 413")
     assert small.fix
 
 
@@ -192,7 +195,9 @@ def test_a_store_that_others_may_read_is_found(tmp_path: Path) -> None:
     path.touch()
     path.chmod(0o644)
     told = [each for each in doctor.check_disk(path) if each.topic == "store"]
-    assert told == [doctor.Finding("warning", "store", f"{path}: others may read it", f"chmod 600 '{path}'")]
+    assert told == [
+        doctor.Finding("warning", "store", f"{path}: other users can read the file", f"chmod 600 '{path}'")
+    ]
 
 
 def test_a_finding_is_one_line_whatever_it_says() -> None:

@@ -97,6 +97,6 @@ async def test_a_header_that_identifies_nobody_does_not_stand_for_all_without_a_
 
 async def test_a_header_that_names_no_session_is_an_error(tmp_path: Path) -> None:
     config, keys = await stored(tmp_path / "s.db")
-    with pytest.raises(ProxyError, match="names no such header"):
+    with pytest.raises(ProxyError, match="does not contain this header"):
         await forget_client(config, ALICE, [(b"x-nothing", b"one")])
     assert await left(tmp_path / "s.db", keys) == ["a1", "a2", "b1"]

@@ -92,7 +92,9 @@ def test_a_bad_configuration_ends_every_command_with_one_line_a_problem(
 def test_warnings_go_to_stderr(tmp_path: Path) -> None:
     done = run(["check"], tmp_path, COMPACTION_PROXY__SERVER__HOST="0.0.0.0")
     assert done.returncode == 0
-    expected = "warning: server.host: 0.0.0.0 is open to other machines, and server.admin_key is empty\n"
+    expected = (
+        "warning: server.host: 0.0.0.0 is reachable from other machines, but server.admin_key is empty\n"
+    )
     assert done.stderr == expected
 
 
@@ -127,7 +129,7 @@ def test_health_fails_where_nothing_listens(tmp_path: Path) -> None:
     done = run(["health", "--url", "http://127.0.0.1:1"], tmp_path)
     assert (done.returncode, done.stdout) == (
         1,
-        "http://127.0.0.1:1: nothing listens there; start it with `compaction-proxy serve`\n",
+        "http://127.0.0.1:1: no server is running there; run `compaction-proxy serve`\n",
     )
 
 

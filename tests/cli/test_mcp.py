@@ -45,7 +45,7 @@ def test_a_call_is_passed_on_with_the_credential_and_its_result_comes_back(
 
 def test_a_refusal_is_told_with_its_reason(script: Scripted) -> None:
     told = answer(script, {"error": {"message": "Show a key.", "code": "invalid_api_key"}}, 401)
-    assert told == McpToolResult(f"The proxy at {script.url} refused: Show a key.", is_error=True)
+    assert told == McpToolResult(f"The proxy at {script.url} refused the request: Show a key.", is_error=True)
 
 
 def test_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_a_socket_where_nobody_listens_is_told_of(tmp_path: Path) -> None:
         (b"SSH-2.0\r\n\r\n", "does not answer (BadStatusLine). Is it running?"),
         (
             b"HTTP/1.0 200 OK\r\n\r\n[]",
-            "refused: the server there is not a compaction-proxy (status 200)",
+            "refused: the server is not a compaction-proxy (status 200)",
         ),
         (
             b'HTTP/1.0 500 Oh\r\n\r\n{"result": {"content": []}}',
-            "refused: the server there is not a compaction-proxy (status 500)",
+            "refused: the server is not a compaction-proxy (status 500)",
         ),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_header_that_names_a_session_is_ascii_on_one_line(capsys: pytest.Captu
         with pytest.raises(typer.Exit) as ended:
             _parse_ascii_header(text)
         assert ended.value.exit_code == 1
-    assert capsys.readouterr().err.count("a header is written as 'name: value'") == 2
+    assert capsys.readouterr().err.count("write a header as 'name: value'") == 2
 
 
 def test_the_credential_is_a_header_or_a_file_or_comes_from_the_environment(

@@ -45,7 +45,7 @@ def test_of_a_running_proxy_come_the_models_it_has_seen(script: Scripted, run: R
 def test_a_price_that_is_not_known_has_a_reason(script: Scripted, run: Run, tmp_path: Path) -> None:
     unknown = {"model": "mine", "window": 1000, "price_source": None}
     script.put("GET", "/models", {"models": [unknown], "list_prices": False})
-    reason = "n/a: list prices are not used for an upstream on this machine or network;"
+    reason = "n/a: list prices do not apply to an upstream on this machine or network;"
     assert run("models", "--url", script.url).stdout.splitlines()[-1].startswith(reason)
     (tmp_path / "config.yaml").write_text("upstream: {base_url: 'http://127.0.0.1:9/v1'}\n")
     assert run("models", "gpt-4.1", **NOBODY).stdout.splitlines()[-1].startswith(reason)

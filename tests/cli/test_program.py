@@ -40,7 +40,7 @@ def test_the_health_check_loads_neither_the_other_commands_nor_the_configuration
     done = run(words, tmp_path, COMPACTION_PROXY__SERVER__PORT=url.rpartition(":")[2])
     assert (done.returncode, done.stdout) == (
         1,
-        f"{url}: nothing listens there; start it with `compaction-proxy serve`\n",
+        f"{url}: no server is running there; run `compaction-proxy serve`\n",
     )
     assert done.stderr == "[]\n"
 
@@ -87,5 +87,5 @@ def test_a_closed_stream_is_no_traceback(closed: str, tmp_path: Path) -> None:
         ["sh", "-c", words], cwd=tmp_path, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-    refused = "" if "2>" in closed else "nothing deleted: without a terminal, give --yes\n"
+    refused = "" if "2>" in closed else "nothing was deleted: without a terminal, --yes is required\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", refused)

@@ -57,11 +57,11 @@ def test_what_is_wrong_is_said_in_a_line(tmp_path: Path, talk: Path) -> None:
     assert replayed(str(tmp_path / "bad")) == (1, "", f"{tmp_path}/bad: not JSON\n")
     assert replayed(str(tmp_path / "none")) == (1, "", f"{tmp_path}/none: No such file or directory\n")
     code, _, said = replayed(str(talk), "--strategy", "best")
-    assert (code, said.startswith("--strategy: best is none of anchored,")) == (2, True)
+    assert (code, said.startswith("--strategy: best is not one of anchored,")) == (2, True)
 
 
 @pytest.mark.timeout(100)
 def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        assert replayed(str(path)) == (1, "", f"{path}: no regular file\n")
+        assert replayed(str(path)) == (1, "", f"{path}: not a regular file\n")

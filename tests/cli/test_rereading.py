@@ -92,7 +92,7 @@ def test_a_file_that_says_nothing_any_more_takes_nothing_away(
     with capture_logs() as logged:
         assert reread_config(partial(load_config, None, {}), running) is None
     what = "gone" if left is None else "empty"
-    line = f"config.yaml: is {what}; `{{}}` in it takes everything back to the defaults"
+    line = f"config.yaml: is {what}; to reset everything to the defaults, write `{{}}` into it"
     assert [(each["event"], each["problems"]) for each in logged] == [("config.not_reloaded", [line])]
 
 

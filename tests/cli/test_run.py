@@ -43,7 +43,7 @@ def test_a_command_has_a_proxy_of_its_own_which_ends_with_it(tmp_path: Path) -> 
         out, err = process.communicate(timeout=60)
     url, status = out.split()
     assert (process.returncode, status) == (7, "200")
-    assert f"compaction-proxy listens on {url.removesuffix('/v1')} while this runs\n" in err
+    assert f"compaction-proxy listens on {url.removesuffix('/v1')} until the command ends\n" in err
     log = (tmp_path / "log").read_text()
     assert ("serving.stopped" in log, "Traceback" in log) == (True, False)
 
@@ -68,7 +68,7 @@ def test_a_command_that_cannot_be_run_is_one_line(command: str, code: int, tmp_p
 def test_no_command_is_run_with_a_url_that_is_none(tmp_path: Path) -> None:
     with popen(["--url", "http://[bad", "--", "touch", "made"], tmp_path) as process:
         _, err = process.communicate(timeout=30)
-    said = "--url: 'http://[bad' is no base URL, such as http://127.0.0.1:4141\n"
+    said = "--url: 'http://[bad' is not a base URL such as http://127.0.0.1:4141\n"
     assert (process.returncode, err, (tmp_path / "made").exists()) == (2, said, False)
 
 

@@ -29,7 +29,7 @@ UNPRICED = {
 }  # fmt: skip
 
 
-NET = "$8.50 net saved: $10.00, less $1.25 of cache and $0.2500 of summaries"
+NET = "$8.50 net saved: $10.00, minus $1.25 for cache misses and $0.2500 for summaries"
 
 
 @pytest.fixture
@@ -47,11 +47,11 @@ def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripte
         "gpt-5.4 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
         "=cmd|x 2 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
         "total 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "the tokens leave out 100 of 1,200 requests: their token counts are not known",
-        "the dollars leave out 2 of 1,200 requests: their prices or token counts are not known",
-        "the dollars leave out 3 of 14 summary calls: their prices or token counts are not known",
-        "`models` shows which prices are known",
-        "from 2026-10-23T13:00:00Z to 2026-11-22T12:00:00Z, when the latest counted request came",
+        "the tokens exclude 100 of 1,200 requests, because their token counts are unknown",
+        "the dollars exclude 2 of 1,200 requests, because their prices or token counts are unknown",
+        "the dollars exclude 3 of 14 summary calls, because their prices or token counts are unknown",
+        "`compaction-proxy models` lists the known prices",
+        "from 2026-10-23T13:00:00Z to 2026-11-22T12:00:00Z, the time of the latest counted request",
     ]
     assert told.asked[0][1] == "/admin/v1/stats?since=30d&by=model"
 
@@ -74,12 +74,12 @@ def test_one_is_not_many(script: Scripted, run: Run) -> None:
     total = {**TOTAL, "requests": 1, "rounds": 1}
     script.put("GET", "/stats", {"rows": [], "total": total})
     assert run("savings", "--share", "--url", script.url).stdout.splitlines()[1] == (
-        "1 request, 1 round of compaction"
+        "1 request, 1 compaction"
     )
     one_unpriced = {**total, "uncounted": 0, "unpriced": 1, "unpriced_summary_calls": 0}
     script.put("GET", "/stats", {"rows": [], "total": one_unpriced})
     shown = run("savings", "--url", script.url).stdout
-    assert "the dollars leave out 1 of 1 request: their prices or token counts are not known\n" in shown
+    assert "the dollars exclude 1 of 1 request, because their prices or token counts are unknown\n" in shown
 
 
 def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
@@ -88,11 +88,14 @@ def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
     total = {**TOTAL, "net_usd": None}
     script.put("GET", "/stats", {"rows": [], "total": total, "list_prices": False})
     reason = (
-        "list prices are not used for an upstream on this machine or network; set upstream.prices: list, or "
+        "list prices do not apply to an upstream on this machine or network; set upstream.prices: list or "
         "models.*.prices"
     )
     assert reason in run("savings", "--url", script.url).stdout.splitlines()
-    assert f"no dollars: {reason}" in run("savings", "--share", "--url", script.url).stdout.splitlines()
+    assert (
+        f"savings in dollars are unknown: {reason}"
+        in run("savings", "--share", "--url", script.url).stdout.splitlines()
+    )
 
 
 def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, run: Run) -> None:
@@ -112,8 +115,8 @@ def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> No
 def test_share_is_five_lines_without_names(told: Scripted, run: Run) -> None:
     assert run("savings", "--share", "--url", told.url).stdout.splitlines() == [
         "compaction-proxy, since 7d, up to 2026-11-22T12:00:00Z",
-        "1,200 requests, 14 rounds of compaction",
-        "4,000,000 tokens sent, 1,200,000 read with summaries (70 % less), of 1,100 of 1,200 requests",
+        "1,200 requests, 14 compactions",
+        "4,000,000 tokens sent, 1,200,000 read including summaries (70 % less), of 1,100 of 1,200 requests",
         "90 % of the input came from the provider's cache",
         f"{NET}, of 1,198 of 1,200 requests, of 11 of 14 summary calls",
     ]
@@ -137,7 +140,8 @@ def test_sums_of_an_earlier_version_have_no_time_and_none_is_shown(script: Scrip
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "reason"), [(9, "no price was known"), (0, "has not reported what")]
+    ("prompt_tokens", "reason"),
+    [(9, "prices of all used models are unknown"), (0, "has not reported token counts")],
 )
 def test_where_there_are_no_dollars_the_shared_text_says_why(
     script: Scripted, run: Run, prompt_tokens: int, reason: str
@@ -151,7 +155,7 @@ def test_where_summaries_took_more_than_was_removed_the_shared_text_says_more(
 ) -> None:
     script.put("GET", "/stats", {"rows": [], "total": {"tokens_before": 100, "net_tokens": -9}})
     assert (
-        "100 tokens sent, 109 read with summaries (9 % more)"
+        "100 tokens sent, 109 read including summaries (9 % more)"
         in run("savings", "--share", "--url", script.url).stdout
     )
 

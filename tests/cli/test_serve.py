@@ -55,7 +55,7 @@ def test_it_says_where_it_listens_and_what_it_does(tmp_path: Path) -> None:
         f"compaction-proxy listens on {url}",
         "  upstream  http://127.0.0.1:9/v1",
         f"  store     sqlite:///{tmp_path}/.local/share/compaction-proxy/state.db",
-        "  strategy  anchored, at 88,500 of 128,000 tokens, unless the model's window is known to be another",
+        "  strategy  anchored, compacts at 88,500 of 128,000 tokens (default window; adjusted per model)",
         f"  dashboard {url}/ui",
         f"  client    export OPENAI_BASE_URL={url}/v1",
     ]

@@ -80,8 +80,8 @@ def test_show_has_tokens_and_the_reason_where_there_is_no_price(script: Scripted
         "30,000", "1,500", "28,500",
     ]  # fmt: skip
     assert figures["net saved"] == (
-        "n/a: list prices are not used for an upstream on this machine or network; set upstream.prices: "
-        "list, or models.*.prices"
+        "n/a: list prices do not apply to an upstream on this machine or network; set upstream.prices: "
+        "list or models.*.prices"
     )
     assert not {"cost", "summaries"} & set(figures)
 
@@ -98,7 +98,7 @@ def test_show_says_with_what_a_small_request_was_compared(script: Scripted, run:
     show = put_conversation(script, {"small_bytes": 73_453, "min_trigger": 88_500}, **small)
     figures = read_figures(run(*show).stdout)
     assert figures["last request"] == "not inspected (small), 38,851 of at most 73,453 bytes"
-    assert figures["context now"] == ("9,712 tokens, as the provider counted them; compacts at 88,500 tokens")
+    assert figures["context now"] == ("9,712 tokens (counted by the provider); compacts at 88,500 tokens")
     totals = {"tokens_after": 12_000, "window": 128_000, "trigger": 90_000}
     figures = read_figures(run(*put_conversation(script, {"totals": totals})).stdout)
     assert figures["context now"] == "12,000 tokens of 128,000; compacts at 90,000 tokens"
@@ -109,8 +109,8 @@ def test_a_search_that_finds_nothing_says_how_a_session_is_found(script: Scripte
     script.put("GET", "/conversations", {"conversations": []})
     shown = run("sessions", "list", "--search", "invoice", "--url", script.url).stdout
     assert shown.splitlines()[-1] == (
-        "Nothing found. Enter a client's own session id in full. The proxy stores names, and finds them by a "
-        "part, only with session.store_names: true."
+        "Nothing found. Enter the client's own session id in full. A part of it is enough only if "
+        "session.store_names is true."
     )
     assert "Nothing found" not in run("sessions", "list", "--url", script.url).stdout
 
@@ -134,10 +134,10 @@ def test_a_part_of_an_id_is_enough_where_one_conversation_begins_with_it(script:
     script.put("GET", "/conversations?limit=1000&session=ab12", {"conversations": []})
     script.put("POST", f"/conversations/{ID}/compact", {"id": ID, "compact": True}, 202)
     done = run("sessions", "compact", "ab12", "--url", script.url)
-    assert (done.exit_code, done.stdout) == (0, f"{ID}: its next request is compacted\n")
+    assert (done.exit_code, done.stdout) == (0, f"{ID}: the proxy will compact the next request\n")
     several, none = (run("sessions", "undo", each, "--url", script.url) for each in ("c_ab", "c_zz"))
-    assert (several.exit_code, several.stderr) == (1, "2 conversations begin with or are called 'c_ab'\n")
-    assert (none.exit_code, none.stderr) == (1, "no conversation begins with or is called 'c_zz'\n")
+    assert (several.exit_code, several.stderr) == (1, "2 conversations match 'c_ab'\n")
+    assert (none.exit_code, none.stderr) == (1, "no conversation has the id, prefix or session id 'c_zz'\n")
 
 
 def test_an_id_that_is_one_conversation_s_own_and_another_s_beginning_is_refused(
@@ -146,7 +146,7 @@ def test_an_id_that_is_one_conversation_s_own_and_another_s_beginning_is_refused
     script.put("GET", "/conversations", {"conversations": [ROW]})
     script.put("GET", "/conversations?limit=1000&session=ab", {"conversations": [{**ROW, "id": OTHER}]})
     done = run("sessions", "delete", "ab", "--yes", "--url", script.url)
-    assert (done.exit_code, done.stderr) == (1, "2 conversations begin with or are called 'ab'\n")
+    assert (done.exit_code, done.stderr) == (1, "2 conversations match 'ab'\n")
     assert {method for method, *_ in script.asked} == {"GET"}
 
 
@@ -157,7 +157,7 @@ def test_an_empty_id_names_no_conversation_even_if_there_is_only_one(
     script.put("GET", "/conversations", {"conversations": [ROW]})
     done = run("sessions", "delete", session, "--yes", "--url", script.url)
     assert (done.exit_code, done.stdout, done.stderr) == (
-        1, "", "ID: is empty, so it names no conversation\n",
+        1, "", "ID: the conversation id is empty\n",
     )  # fmt: skip
     assert not any(method == "DELETE" for method, *_ in script.asked)
 
@@ -166,7 +166,7 @@ def test_an_id_of_a_server_that_is_none_is_not_taken(script: Scripted, run: Run)
     script.put("GET", "/conversations", {"conversations": [{**ROW, "id": "c_1\x1b[2J"}]})
     done = run("sessions", "compact", "c_1", "--url", script.url)
     assert (done.exit_code, done.stdout, done.stderr) == (
-        1, "", "no conversation begins with or is called 'c_1'\n",
+        1, "", "no conversation has the id, prefix or session id 'c_1'\n",
     )  # fmt: skip
 
 
@@ -198,9 +198,9 @@ def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: S
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     figures = dict(line.split("  ", 1) for line in lines[: lines.index("")])
     assert {name: value.strip() for name, value in figures.items()}["cached"] == "50 %"
-    assert [line for line in lines if line.startswith(("net saved", "set by hand"))] == [
-        "net saved             n/a: no price was known for any model used; set models.*.prices",
-        "set by hand           bypass: requests go on as they come, until `sessions resume`",
+    assert [line for line in lines if line.startswith(("net saved", "user actions"))] == [
+        "net saved             n/a: the prices of all used models are unknown; set models.*.prices",
+        "user actions          bypass: requests are forwarded unchanged until `sessions resume`",
     ]
     assert lines[-1] == "p_1  never push to main"
     assert not [line for line in lines if line.startswith("searches")]
@@ -220,7 +220,7 @@ def test_show_says_in_words_what_an_undo_has_left_and_which_round_is_in_use(
     script.put("GET", f"/conversations/{ID}/exchanges?limit=1", {"exchanges": []})
     lines = run("sessions", "show", ID, "--url", script.url).stdout.splitlines()
     assert (
-        "set by hand           after an undo, no new round until a request is over about 103,500 tokens, or "
+        "user actions          paused after an undo, until a request exceeds about 103,500 tokens or "
         "`sessions compact`"
     ) in lines
     assert lines[-2].endswith("in use since 01 Jan 00:00:05")
@@ -231,11 +231,11 @@ def test_undo_says_which_round_it_took_back_and_what_comes_next(script: Scripted
     answer = {"round": 1, "at": 0, "dropped": [2], "remaining": None, "hard_tokens": 103_500}
     script.put("POST", f"/conversations/{ID}/undo", answer)
     lines = run("sessions", "undo", ID, "--url", script.url).stdout.splitlines()
-    assert lines[0].startswith(f"{ID}: took back round 1, the newest in use (made ")
-    assert lines[1] == "Dropped, too: round 2, prepared and not used yet."
+    assert lines[0].startswith(f"{ID}: undid round 1, the latest compaction (made ")
+    assert lines[1] == "Also discarded prepared compactions: round 2."
     assert lines[2] == (
-        "The next request is sent in full, unless it has more than about 103,500 tokens: then a new round is "
-        "made at once. `sessions bypass`, or the request header `x-compaction: bypass`, prevents that."
+        "The next request is sent in full. Compaction is paused, except when a request exceeds about 103,500 "
+        "tokens. `sessions bypass`, or the request header `x-compaction: bypass`, prevents this."
     )
 
 
@@ -280,7 +280,7 @@ def test_delete_asks_first_and_deletes_nothing_where_nobody_can_answer(script: S
     done = run("sessions", "delete", ID, "--url", script.url)
     assert (done.exit_code, done.stderr) == (
         1,
-        "nothing deleted: without a terminal, give --yes\n",
+        "nothing was deleted: without a terminal, --yes is required\n",
     )
     assert script.asked == []
 
@@ -368,7 +368,7 @@ def test_export_goes_to_a_new_file_for_its_owner_only(script: Scripted, run: Run
     assert json.loads(target.read_text()) == {"messages": ["ä"]}
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     again = run(*arguments)
-    assert (again.exit_code, again.stderr) == (1, f"{target}: exists already, and is left alone\n")
+    assert (again.exit_code, again.stderr) == (1, f"{target}: already exists and was not changed\n")
 
 
 def test_search_quotes_phrases_and_fails_where_nothing_is_found(script: Scripted, run: Run) -> None:
@@ -390,18 +390,18 @@ def test_where_nothing_listens_one_line_says_so(run: Run) -> None:
     port = find_free_port()
     done = run("sessions", "list", COMPACTION_PROXY__SERVER__PORT=str(port))
     assert (done.exit_code, done.stdout) == (1, "")
-    expected = f"http://127.0.0.1:{port}: nothing listens there; start it with `compaction-proxy serve`\n"
+    expected = f"http://127.0.0.1:{port}: no server is running there; run `compaction-proxy serve`\n"
     assert done.stderr == expected
 
 
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (401, {"error": {"message": "no"}}, "the admin key is refused"),
+        (401, {"error": {"message": "no"}}, "the proxy rejects the admin key"),
         (403, {"error": {"message": "Set server.admin_key\x1b[2J"}}, r"Set server.admin_key\x1b[2J"),
-        (200, b"<html>", "the server there is not a compaction-proxy"),
-        (302, b"", "the server there is not a compaction-proxy"),
-        (500, b"<html>", "the server there is not a compaction-proxy (status 500)"),
+        (200, b"<html>", "the server is not a compaction-proxy"),
+        (302, b"", "the server is not a compaction-proxy"),
+        (500, b"<html>", "the server is not a compaction-proxy (status 500)"),
     ],
 )
 def test_what_refuses_or_is_something_else_is_said_in_one_line(
@@ -429,7 +429,10 @@ def test_the_key_is_taken_from_a_file_and_never_shown(script: Scripted, run: Run
     assert script.asked[0][3] == "Bearer hunter2"
     assert "hunter2" not in done.output
     missing = run("sessions", "list", "--url", script.url, "--admin-key-file", "/nowhere")
-    assert (missing.exit_code, missing.stderr) == (2, "/nowhere: cannot be read: No such file or directory\n")
+    assert (missing.exit_code, missing.stderr) == (
+        2,
+        "/nowhere: cannot read the file: No such file or directory\n",
+    )
 
 
 def test_a_pipe_that_closes_early_is_silent(script: Scripted, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_every_line_of_it_may_be_taken_in(run: Run, tmp_path: Path) -> None:
 def test_init_leaves_alone_what_exists(run: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("server: {}\n")
     done = run("config", "init", "mine.yaml")
-    assert (done.exit_code, done.stderr) == (1, "mine.yaml: exists already, and is left alone\n")
+    assert (done.exit_code, done.stderr) == (1, "mine.yaml: already exists and was not changed\n")
     assert (tmp_path / "mine.yaml").read_text() == "server: {}\n"
 
 

@@ -18,7 +18,7 @@ def test_it_prints_a_link_and_how_long_it_holds(run: Run, script: Scripted) -> N
     url, _, code = done.stdout.strip().partition("?code=")
     assert (done.exit_code, url) == (0, f"{script.url}/ui/sign-in")
     assert is_valid_token("k3y", "link", code)
-    assert done.stderr == "It works once, within 60 seconds.\n"
+    assert done.stderr == "The link works once, for 60 seconds.\n"
 
 
 @pytest.mark.parametrize("key", ["", "none"])
@@ -31,8 +31,8 @@ def test_where_no_key_is_needed_it_prints_the_address(key: str, run: Run, script
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (401, {"error": {"message": "Send the key."}}, "the admin key is refused"),
-        (403, {"error": {"message": "Set server.admin_key to use this."}}, "Set server.admin_key"),
+        (401, {"error": {"message": "Send the key."}}, "the proxy rejects the admin key"),
+        (403, {"error": {"message": "To use the admin API, set server.admin_key."}}, "set server.admin_key"),
         (200, {"models": []}, "not a compaction-proxy"),
         (200, 5, "not a compaction-proxy"),
         (200, None, "not a compaction-proxy"),

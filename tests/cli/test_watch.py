@@ -44,7 +44,7 @@ def test_each_message_is_a_line_until_the_proxy_refuses(told: Scripted, run: Run
         ["exchange", "none", "c_1"],
         ["compaction", "failed", r"c_1\x1b[2J"],
     ]
-    assert "the admin key is refused" in done.stderr
+    assert "the proxy rejects the admin key" in done.stderr
 
 
 def test_failures_only_and_json_for_programs(told: Scripted, run: Run) -> None:
@@ -91,7 +91,7 @@ def test_an_exchange_without_an_answer_says_so() -> None:
 
 def test_what_came_too_fast_is_counted() -> None:
     assert format_event_line("lost", {"lost": 1_200}) == (
-        "1,200 messages left out, because too many came at once"
+        "1,200 messages skipped: too many arrived at the same time"
     )
 
 

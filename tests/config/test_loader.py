@@ -152,7 +152,7 @@ def test_models_of_the_environment_come_before_those_of_the_file(tmp_path: Path)
         ("a*", 1),
     ]
     assert refused(None, {**HOME, P + "MODELS__A__WINDOW": "1"}) == [
-        f"{P}MODELS__A__WINDOW: models.a.window: {P}MODELS takes all models as one JSON object"
+        f"{P}MODELS__A__WINDOW: models.a.window: set all models as one JSON object in {P}MODELS"
     ]
 
 
@@ -161,7 +161,7 @@ def test_a_secret_comes_from_a_file_without_one_trailing_newline(tmp_path: Path)
     (tmp_path / "key").write_text("s3cret\n")
     assert load_config(None, environ).config.server.admin_key.get_secret_value() == "s3cret"
     (tmp_path / "key").write_text("s3cret\n\n")
-    assert "server.admin_key: a key holds printable ASCII" in refused(None, environ)[0]
+    assert "server.admin_key: a key can contain only printable ASCII" in refused(None, environ)[0]
 
 
 @pytest.mark.parametrize("content", ["", "\n"])
@@ -177,7 +177,7 @@ def test_a_secret_s_file_that_is_too_long_is_refused_and_not_cut(tmp_path: Path)
     (tmp_path / "key").write_text("k" * 65_537)
     name = f"{P}SERVER__ADMIN_KEY_FILE"
     assert refused(None, {**HOME, name: str(tmp_path / "key")}) == [
-        f"{name}: server.admin_key_file: the file has more than 65,536 bytes"
+        f"{name}: server.admin_key_file: the file is larger than 65,536 bytes"
     ]
     (tmp_path / "key").write_text("k" * 65_536)
     assert len(load_config(None, {**HOME, name: str(tmp_path / "key")}).config.server.admin_key) == 65_536
@@ -194,8 +194,8 @@ def test_a_secret_s_file_is_refused_where_it_makes_no_sense(tmp_path: Path) -> N
     }
     assert refused(None, environ) == [
         f"{P}SERVER__PORT_FILE: server.port_file: unknown key, did you mean 'port'?",
-        f"{P}SERVER__SECRET_FILE: server.secret: {P}SERVER__SECRET is set too; one of both is enough",
-        f"{P}SUMMARY__API_KEY_FILE: summary.api_key_file: the file cannot be read: Is a directory",
+        f"{P}SERVER__SECRET_FILE: server.secret: {P}SERVER__SECRET is also set; set only one of them",
+        f"{P}SUMMARY__API_KEY_FILE: summary.api_key_file: cannot read the file: Is a directory",
     ]
 
 
@@ -227,7 +227,7 @@ def test_a_key_of_a_later_version_takes_its_neutral_value_only(
     text: str, place: str, working: str, tmp_path: Path
 ) -> None:
     (line,) = problems(text, tmp_path)
-    assert line.partition(": ")[2] == f"{place}: this version works only with {working}"
+    assert line.partition(": ")[2] == f"{place}: this version supports only {working}"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_without_a_home_it_keeps_what_it_keeps_in_memory_and_says_so(tmp_path: P
     assert found.config.store.url == "memory://"
     assert [line for line in found.warnings if line.startswith("store.url: memory://")]
     assert problems("store: {url: 'sqlite:///~/x'}", tmp_path, {}) == [
-        "config.yaml:1:9: store.url: ~ needs HOME, which is not set"
+        "config.yaml:1:9: store.url: ~ needs the variable HOME, which is not set"
     ]
 
 

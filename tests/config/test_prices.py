@@ -61,7 +61,7 @@ models:
         ("{input: 1, output: 1, chached: 1}", "models.a.prices.chached: unknown key, did you mean 'cached'?"),
         (
             "{input: 2, output: 1, surcharge: {above_tokens: 9, input: 2}}",
-            "models.a.prices.surcharge: its input costs 2, which is not above 2",
+            "models.a.prices.surcharge: the price of input is 2; it must be higher than 2",
         ),
         (
             "{input: 2, output: 1, surcharge: {above: 9, input: 3}}",
@@ -86,7 +86,7 @@ def test_a_condition_that_is_false_is_none(tmp_path: Path) -> None:
     text = "compaction: {trigger: [{tokens: 9, cost_optimal: false}]}"
 
     assert loaded(text, tmp_path).compaction.trigger == (TriggerRow(tokens=9),)
-    assert "a row names at least one of tokens" in refused(
+    assert "a rule must set at least one of tokens" in refused(
         "compaction: {trigger: [{price_tier: false}]}", tmp_path
     )
 
@@ -94,6 +94,6 @@ def test_a_condition_that_is_false_is_none(tmp_path: Path) -> None:
 def test_rework_without_a_condition_that_reckons_with_it_is_refused(tmp_path: Path) -> None:
     text = "compaction: {trigger: [{tokens: 9, rework_tokens: 5}]}"
 
-    assert "compaction.trigger: rework_tokens means something beside cost_optimal only" in refused(
+    assert "compaction.trigger: rework_tokens has an effect only together with cost_optimal" in refused(
         text, tmp_path
     )

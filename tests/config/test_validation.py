@@ -15,12 +15,12 @@ from compaction_proxy.core.strategies import STRATEGIES
 from tests.config.test_loader import HOME, P, loaded, problems, refused
 
 ELSEWHERE = (
-    "summary.base_url: another origin than the upstream needs its own summary.api_key, "
-    "because a client's credential never goes to a second origin"
+    "summary.base_url: an origin other than the upstream needs summary.api_key, "
+    "because the proxy sends a client's credential only to the upstream"
 )
 
 
-YAML_BOOLEAN = "(YAML takes a bare on, off, yes or no for true or false)"
+YAML_BOOLEAN = "(YAML reads a bare on, off, yes or no as true or false)"
 
 
 NAMES = ", ".join(STRATEGIES)
@@ -29,7 +29,7 @@ NAMES = ", ".join(STRATEGIES)
 TAIL_PERCENT = "compaction.strategies.anchored.tail_percent"
 
 
-NOTHING = "a round would win nothing"
+NOTHING = "compaction would not reduce the request"
 
 
 FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price_tier, cost_optimal"
@@ -43,30 +43,33 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
             f"compaction.mode: Input should be 'active', 'shadow' or 'bypass' {YAML_BOOLEAN}",
         ),
         ('summary: {model: ""}', "summary.model: String should have at least 1 character"),
-        ("compaction: {trigger: [{}]}", f"compaction.trigger: a row names at least one of {FIELDS}"),
-        ("compaction: {trigger: {tokens: 5}}", "compaction.trigger: a list is needed"),
+        ("compaction: {trigger: [{}]}", f"compaction.trigger: a rule must set at least one of {FIELDS}"),
+        ("compaction: {trigger: {tokens: 5}}", "compaction.trigger: expected a list"),
         (
             "compaction: {trigger: [{tokens: yes}]}",
-            "compaction.trigger.0.tokens: a number is needed, not true or false",
+            "compaction.trigger.0.tokens: expected a number, not true or false",
         ),
-        ("models: {a: 5}", "models.a: a mapping of keys is needed"),
-        ("models: {a: null}", "models.a: a mapping of keys is needed"),
+        ("models: {a: 5}", "models.a: expected a mapping of keys"),
+        ("models: {a: null}", "models.a: expected a mapping of keys"),
         ("summary: {timeout_s: .inf}", "summary.timeout_s: Input should be a finite number"),
         (
             "server: {base_path: /a/}",
-            "server.base_path: a path starts with / and does not end with it, such as /compaction",
+            "server.base_path: a path must start with / and must not end with /, such as /compaction",
         ),
         ('server: {unix_socket: ""}', "server.unix_socket: the path must be absolute"),
         ('server: {unix_socket: "${NO_SUCH_SOCKET:-}"}', "server.unix_socket: the path must be absolute"),
-        ("session: {tenant: 'header:'}", "session.tenant: one of credential, none, header:NAME"),
-        ("upstream: {base_url: 'https://h:x/'}", "upstream.base_url: not a URL: host or port cannot be read"),
+        ("session: {tenant: 'header:'}", "session.tenant: expected credential, none or header:NAME"),
+        (
+            "upstream: {base_url: 'https://h:x/'}",
+            "upstream.base_url: not a URL: the host or the port is invalid",
+        ),
         (
             "upstream: {base_url: 'https://h/v1?a=b'}",
-            "upstream.base_url: a base URL has no query, fragment or white space",
+            "upstream.base_url: a base URL must not contain a query, a fragment or white space",
         ),
         (
             "upstream: {base_url: 'http://localhost:4141/v1'}",
-            "upstream.base_url: this is our own address: requests would go round in circles",
+            "upstream.base_url: this is the address of the proxy; requests would loop",
         ),
         ("summary: {base_url: 'https://other/v1'}", ELSEWHERE),
         ("models: {a: {summary: {base_url: 'http://api.openai.com/v1'}}}", f"models.a.{ELSEWHERE}"),
@@ -79,9 +82,9 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ),
         (
             "compaction: {strategy: anchord}",
-            f"compaction.strategy: one of {NAMES}, did you mean 'anchored'?",
+            f"compaction.strategy: expected one of {NAMES}, did you mean 'anchored'?",
         ),
-        ("compaction: {strategy: zz}", f"compaction.strategy: one of {NAMES}"),
+        ("compaction: {strategy: zz}", f"compaction.strategy: expected one of {NAMES}"),
         ("compaction: {strategy: on}", f"compaction.strategy: Input should be a valid string {YAML_BOOLEAN}"),
         (
             "compaction: {strategies: {spilt: {}}}",
@@ -105,23 +108,23 @@ FIELDS = "tokens, percent, percent_of_window, messages, turns, iterations, price
         ),
         (
             "compaction: {strategies: {selective: {tag: 'a b'}}}",
-            "compaction.strategies.selective.tag: a tag holds letters, digits, - and _ only",
+            "compaction.strategies.selective.tag: a tag can contain only letters, digits, - and _",
         ),
         (
             "compaction: {strategy: full, target_tokens: 200000}",
-            f"compaction.target_tokens: 200,000 tokens are not below the trigger of 200,000: {NOTHING}",
+            f"compaction.target_tokens: 200,000 tokens is not below the trigger of 200,000: {NOTHING}",
         ),
         (
             "models: {a: {window: 8192, compaction: {strategy: split, target_tokens: 50000}}}",
-            f"models.a.compaction.target_tokens: 50,000 tokens are not below the trigger of 7,782: {NOTHING}",
+            f"models.a.compaction.target_tokens: 50,000 tokens is not below the trigger of 7,782: {NOTHING}",
         ),
         (
             "compaction: {target_tokens: 9000, keep: {tail_tokens: 9000}}",
-            f"compaction.keep.tail_tokens: what stays is not below the target: {NOTHING}",
+            f"compaction.keep.tail_tokens: the messages that stay reach the target: {NOTHING}",
         ),
         (
             "models: {a: {window: 8192, compaction: {strategies: {anchored: {tail_percent: 50}}}}}",
-            f"models.a.{TAIL_PERCENT}: what stays is not below the target: {NOTHING}",
+            f"models.a.{TAIL_PERCENT}: the messages that stay reach the target: {NOTHING}",
         ),
     ],
 )
@@ -159,7 +162,7 @@ def test_an_own_key_allows_a_summary_model_elsewhere(tmp_path: Path) -> None:
     "url", ["http://u:hunter2@h", "redis://", "redis://u:hunt er2@h", "redis+x://hunter2@h"]
 )
 def test_what_is_no_store_is_refused_without_being_shown(url: str, tmp_path: Path) -> None:
-    what = "a store is sqlite:///PATH, memory://, or redis://HOST and its relatives"
+    what = "expected sqlite:///PATH, memory://, or a Redis URL such as redis://HOST"
 
     assert refused(None, {"REDIS_URL": url}) == [f"store.url: $REDIS_URL: {what}"]
     assert problems(f"store: {{url: {url!r}}}", tmp_path, {}) == [f"config.yaml:1:9: store.url: {what}"]
@@ -173,7 +176,7 @@ def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
     keys = load_config(None, environ).config.server.client_keys
     assert [key.get_secret_value() for key in keys] == ["a", "b"]
     assert (
-        "server.client_keys: a key is empty"
+        "server.client_keys: a key must not be empty"
         in problems("server: {client_keys: ['']}\nupstream: {api_key: x}", tmp_path)[0]
     )
 
@@ -181,7 +184,7 @@ def test_clients_keys_are_never_shown_to_the_upstream(tmp_path: Path) -> None:
 def test_https_needs_a_certificate_and_its_key(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     assert problems(f"server: {{tls_certificate: {tmp_path}/c}}", tmp_path) == [
-        "config.yaml:1:1: server.tls_key: certificate and key are needed together"
+        "config.yaml:1:1: server.tls_key: set both the certificate and the key"
     ]
     text = f"server: {{tls_certificate: {tmp_path}/c, tls_key: {tmp_path}/k}}"
     assert problems(text, tmp_path)[0].endswith(": server.tls_key: the file cannot be read")
@@ -198,7 +201,7 @@ def test_a_unix_socket_stands_for_host_and_port(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     text = f"server: {{unix_socket: /p, tls_certificate: {tmp_path}/c, tls_key: {tmp_path}/c}}"
     assert problems(text, tmp_path)[0].endswith(
-        "server.tls_certificate: TLS is for host and port, and server.unix_socket takes their place"
+        "server.tls_certificate: TLS does not work with server.unix_socket"
     )
 
 
@@ -206,7 +209,7 @@ def test_a_key_that_anybody_may_spend_leads_to_a_warning(tmp_path: Path) -> None
     text = "server: {host: 0.0.0.0, admin_key: a}\nupstream: {api_key: b}\n"
     (tmp_path / "config.yaml").write_text(text)
     assert load_config(None, HOME).warnings == (
-        "server.host: whoever reaches 0.0.0.0 spends upstream.api_key; name server.client_keys",
+        "server.host: every client of 0.0.0.0 can use upstream.api_key; set server.client_keys",
     )
 
 
@@ -214,9 +217,9 @@ def test_what_is_probably_not_meant_leads_to_a_warning(tmp_path: Path) -> None:
     text = "server: {host: 0.0.0.0}\nsession: {tenant: none}\nmodels: {'gpt-*': {}, 'gpt-4*': {}}\n"
     (tmp_path / "config.yaml").write_text(text)
     assert load_config(None, HOME).warnings == (
-        "server.host: 0.0.0.0 is open to other machines, and server.admin_key is empty",
-        "session.tenant: none lets all clients share their conversations' summaries",
-        "models.gpt-4*: never used, because gpt-* stands before it and matches too",
+        "server.host: 0.0.0.0 is reachable from other machines, but server.admin_key is empty",
+        "session.tenant: with none, clients share one tenant and reuse each other's summaries",
+        "models.gpt-4*: never used, because gpt-* comes first and matches the same models",
     )
 
 
@@ -233,8 +236,8 @@ def test_summaries_in_the_system_role_lead_to_one_warning(
 ) -> None:
     (tmp_path / "config.yaml").write_text(text)
     what = (
-        f"{where}: {name} gives its summaries the system role, so that what tools said may pass for an "
-        "instruction; compaction.stand_in_role: user prevents that"
+        f"{where}: {name} gives its summaries the system role, so the model may follow text of tool results "
+        "as instructions; set compaction.stand_in_role to user to prevent this"
     )
     assert load_config(None, HOME).warnings == (what,)
 
@@ -250,7 +253,7 @@ def test_a_summary_that_may_take_less_than_it_is_asked_for_leads_to_a_warning(tm
     (tmp_path / "config.yaml").write_text(f"compaction: {{strategies: {{full: {fields}}}}}")
     where = "compaction.strategies.full.summary_max_tokens"
     assert load_config(None, HOME).warnings == (
-        f"{where}: less than summary_tokens, so no more than this is asked for",
+        f"{where}: lower than summary_tokens, so this value limits the summary",
     )
 
 

@@ -8,7 +8,7 @@ import typer
 from compaction_proxy.cli.main import app
 from compaction_proxy.config.loader import load_config
 
-ENDLESS = {"serve", "watch", "demo"}
+ENDLESS = {"serve", "watch", "demo", "demo-provider"}
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def test_every_header_of_the_code_is_described() -> None:
 
 
 def test_every_status_is_described() -> None:
-    rows = cells(chapter(PAGE, "## What an answer says"))
+    rows = cells(chapter(PAGE, "## Response headers"))
 
     assert {row[0].strip("`") for row in rows if "x-compaction" not in row[0]} == {
         *map(str, CompactionStatus)
@@ -47,7 +47,7 @@ def test_every_reason_is_described_and_nothing_else() -> None:
 
 
 def test_an_answer_after_a_round_says_all_that_is_described(machine: Machine) -> None:
-    described = named("".join(row[0] for row in cells(chapter(PAGE, "## What an answer says"))))
+    described = named("".join(row[0] for row in cells(chapter(PAGE, "## Response headers"))))
 
     not_always = {"x-compaction-reason", "x-compaction-max-tokens"}
     assert described - {name for name in machine.headers if name.startswith("x-compaction")} == not_always

@@ -1,17 +1,21 @@
 """The pages hang together, and a site that is broken or loads anything from elsewhere is refused."""
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from compaction_proxy.cli.connect import CLIENTS
 from compaction_proxy.config.config import RESTART_KEYS
 from tests.docs.blocks import ROOT
-from tests.helpers.pages import page
+from tests.helpers.pages import chapter, page
 
 SCRIPTS = ROOT / ".ci"
+# The kinds of pages: https://diataxis.fr, and pages for contributors.
+KINDS = ("Tutorials", "How-to guides", "Reference", "Explanation", "Contributing")
 
 
 def script(name: str) -> Any:
@@ -24,10 +28,39 @@ def test_pages_links_and_lists_are_whole() -> None:
 
 
 def test_every_client_and_every_key_that_waits_is_on_a_page() -> None:
-    clients, operations = page("clients.md"), page("operations.md")
+    clients, upgrade = page("clients.md"), page("upgrade.md")
 
     assert [name for name in CLIENTS if f"\n\n`{name}`. Into " not in clients] == []
-    assert [name for name in RESTART_KEYS if f"`{name}`" not in operations] == []
+    assert [name for name in RESTART_KEYS if f"`{name}`" not in upgrade] == []
+
+
+def test_pages_are_grouped_by_kind() -> None:
+    chapters = {page.chapter for page in script("docs_pages.py")["pages"]()}
+
+    assert chapters == {"", *KINDS, "Decisions"}
+
+
+def test_the_first_page_links_every_page_but_decisions() -> None:
+    text = page("index.md")
+    files = [each.file for each in script("docs_pages.py")["pages"]() if each.chapter in KINDS]
+
+    assert [file for file in files if f"({file})" not in text] == []
+
+
+def test_every_alert_has_a_runbook_and_no_other_has_one() -> None:
+    [group] = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text("utf-8"))["groups"]
+    alerts = [rule["alert"] for rule in group["rules"]]
+    text = page("runbooks.md")
+
+    assert re.findall(r"^## (Compaction\w+)$", text, re.MULTILINE) == alerts
+    parts = ["**Meaning.**", "**Effect.**", "**Check.**", "**Fix.**"]
+    assert [
+        alert for alert in alerts if any(part not in chapter(text, f"## {alert}\n") for part in parts)
+    ] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,18 @@ def test_a_tag_that_is_ready_is_released_with_its_chapter_of_the_changelog() -> 
     assert text == "- b"
 
 
+def test_the_readme_of_the_package_has_absolute_links() -> None:
+    make_absolute = script("package_readme.py")["make_links_absolute"]
+    text = '[a](docs/a.md#b) [c](https://c.example) [d](#d) <img src="docs/i.png">'
+
+    assert make_absolute(text, "https://github.com/o/p", "1.2.3") == (
+        "[a](https://github.com/o/p/blob/v1.2.3/docs/a.md#b) [c](https://c.example) [d](#d) "
+        '<img src="https://github.com/o/p/raw/v1.2.3/docs/i.png">'
+    )
+    readme = make_absolute((ROOT / "README.md").read_text("utf-8"), PROJECT["urls"]["Repository"], "1.2.3")
+    assert re.findall(r"""(?:\]\(|(?:src|srcset|href)=")(?!https://)[^)"]+""", readme) == []
+
+
 def test_one_table_names_the_repository_wherever_it_stands() -> None:
     pages = script("docs_pages.py")
     name = pages["name_repository"]

@@ -1,5 +1,5 @@
-"""docs/strategies.md: its keys and defaults are those of the configuration, its tests are there, and its maps
-leave no part of the documents out that the strategies come from.
+"""docs/strategies.md has the keys and defaults of the configuration, and docs/verification.md leaves out no
+part of the documents that the strategies come from.
 """
 
 import re
@@ -18,9 +18,10 @@ from tests.docs.blocks import ROOT
 from tests.helpers.pages import cells, chapter, missing_tests, named_tests, page
 
 PAGE = page("strategies.md")
+TRACES = page("verification.md")
 SEEDS = ("000", "001", "002", "003", "004")
 NONE = "–"  # noqa: RUF001 - as the page writes it
-NOT_OURS = "not ours: "
+NOT_OURS = "not in the proxy: "
 EVENTS = {value for value in vars(log_events).values() if isinstance(value, str)}
 ITEM = re.compile(r"\s*(?:[-*]|\d+\.)\s")
 
@@ -40,7 +41,7 @@ class Row(NamedTuple):
 
 
 def rows(seed: str) -> list[Row]:
-    return [Row(*row) for row in cells(chapter(PAGE, f"### seeds/{seed}"))]
+    return [Row(*row) for row in cells(chapter(TRACES, f"### seeds/{seed}"))]
 
 
 def sections(text: str) -> list[tuple[str, int]]:
@@ -112,8 +113,9 @@ def test_every_row_of_a_map_names_a_test_or_says_why_it_is_not_ours(seed: str) -
 
 
 def test_every_test_that_is_named_exists() -> None:
-    assert missing_tests(PAGE) == []
-    assert len(named_tests(PAGE)) > 200
+    assert missing_tests(TRACES) == []
+    assert len(named_tests(chapter(TRACES, "## Source documents"))) > 200
+    assert named_tests(PAGE) == []
 
 
 def test_keys_and_defaults_are_those_of_the_configuration() -> None:
@@ -125,9 +127,10 @@ def test_keys_and_defaults_are_those_of_the_configuration() -> None:
 
 
 def test_every_key_that_is_named_exists() -> None:
-    named = set(re.findall(r"`((?:compaction|summary|models|upstream|store)\.[\w.]+)[`:]", PAGE))
+    text = PAGE + chapter(TRACES, "## Source documents")
+    named = set(re.findall(r"`((?:compaction|summary|models|upstream|store)\.[\w.]+)[`:]", text))
     named |= {
-        f"compaction.strategies.{each}" for each in re.findall(rf"`((?:{'|'.join(STRATEGIES)})\.\w+)`", PAGE)
+        f"compaction.strategies.{each}" for each in re.findall(rf"`((?:{'|'.join(STRATEGIES)})\.\w+)`", text)
     }
     unknown = sorted(each for each in named - EVENTS if each not in set(keys(Config)))
 

@@ -10,7 +10,7 @@ from compaction_proxy.gateway.client_auth import ClientAuthenticator
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 KNOWN = {"server": {"client_keys": ["ck-one", "ck-two"]}, "upstream": {"api_key": "sk-ours"}}
 REFUSED = {
-    "message": "Show a key that this proxy knows.",
+    "message": "Send a client key of this proxy (server.client_keys).",
     "type": "invalid_request_error",
     "param": None,
     "code": "invalid_api_key",

@@ -61,5 +61,5 @@ async def test_a_provider_that_fails_is_described_in_words() -> None:
     def fail(request: httpx.Request) -> httpx.Response:
         raise httpx.RemoteProtocolError("x", request=request)
 
-    with pytest.raises(ProxyError, match=r"^connection ended without a valid answer$"):
+    with pytest.raises(ProxyError, match=r"^connection closed without a valid answer$"):
         await fetch_model_list(httpx.MockTransport(fail), "http://h/v1", "")

@@ -47,7 +47,7 @@ def build_config(**summary: str) -> Config:
 
 
 MISSING = ["The provider does not have the summary model."]
-REFUSED = ["The provider of the summary model refuses the key."]
+REFUSED = ["The provider of the summary model rejects the API key."]
 AWAY = ["The provider of the summary model cannot be reached."]
 
 
@@ -119,7 +119,7 @@ def test_a_call_that_was_not_found_may_have_the_wrong_base_url() -> None:
     scene.call("unknown-model")
     [problem] = scene.monitor.list_problems()
     assert problem.fix == (
-        f"{BASE_URL} did not find 'm': name another one in summary.model, or correct summary.base_url."
+        f"{BASE_URL} did not find 'm': set summary.model to another model, or correct summary.base_url."
     )
 
 

@@ -60,7 +60,7 @@ def test_an_error_has_a_cause_from_the_list(error: httpx.TransportError, *, begu
 
 
 def test_the_manual_lists_every_cause_and_no_other() -> None:
-    manual = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    manual = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     section = manual.partition("## Why a provider fails")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
     assert sorted(rows) == sorted(CAUSES)

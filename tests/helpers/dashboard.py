@@ -47,7 +47,7 @@ PLACE = "ab" * 64
 NAME = "c_0123456789abcdef"
 KEY = "k_0123456789ab"
 AT = 1_795_000_000.0
-NOT_FOUND = RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
+NOT_FOUND = RequestRefusedError(404, "This conversation does not exist.", "conversation_not_found")
 Part = TypeVar("Part")
 
 

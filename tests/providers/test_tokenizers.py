@@ -218,7 +218,7 @@ def test_an_unusable_vocabulary_gives_estimates_and_is_said_once(
     said: list[str] = []
     counter = TiktokenCounter(said.append, tmp_path)
     assert [counter.count("hello world", "gpt-5") for _ in range(3)] == [4, 4, 4]
-    assert said == [f"vocabulary o200k_base is unusable, tokens are estimated: {cause}"]
+    assert said == [f"vocabulary o200k_base is unusable, so tokens are estimated: {cause}"]
 
 
 def test_concurrent_first_counts_load_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,8 +81,8 @@ def damaged(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (other, "counts golden text 7 otherwise"),
-        (none, "counts golden text 0 otherwise"),
+        (other, "counts sample 7 differently"),
+        (none, "counts sample 0 differently"),
         (damaged, "fails: JSONDecodeError"),
         (lambda folder: folder / "absent", "fails: FileNotFoundError"),
     ],

@@ -28,7 +28,7 @@ SECRET = "sk-very-secret"
 
 
 async def nothing(_: str) -> dict[str, Any]:
-    raise RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
+    raise RequestRefusedError(404, "This conversation does not exist.", "conversation_not_found")
 
 
 async def kept(_: str) -> dict[str, Any]:
@@ -90,12 +90,12 @@ async def test_a_process_that_takes_too_long_is_ended() -> None:
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("raise SystemExit(3)", "The rehearsal failed: ended with exit code 3"),
-        ("import os; os.kill(os.getpid(), 9)", "The rehearsal failed: ended by signal 9"),
-        ("raise ValueError('no\\x1b[1m good')", "The rehearsal failed: ValueError: no[1m good"),
-        ("raise ValueError('x' * 999)", "The rehearsal failed: ValueError: " + "x" * 288),
-        ("pass", "The rehearsal gave no answer: ended with exit code 0"),
-        ("import sys; print('[]'); sys.stderr.write('why')", "The rehearsal gave no answer: why"),
+        ("raise SystemExit(3)", "The replay failed: ended with exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "The replay failed: ended by signal 9"),
+        ("raise ValueError('no\\x1b[1m good')", "The replay failed: ValueError: no[1m good"),
+        ("raise ValueError('x' * 999)", "The replay failed: ValueError: " + "x" * 288),
+        ("pass", "The replay returned no result: ended with exit code 0"),
+        ("import sys; print('[]'); sys.stderr.write('why')", "The replay returned no result: why"),
     ],
 )
 async def test_a_process_that_fails_is_quoted(program: str, said: str) -> None:
@@ -107,7 +107,7 @@ async def test_a_process_that_fails_is_quoted(program: str, said: str) -> None:
 async def test_an_unknown_conversation_and_no_conversation_are_refused() -> None:
     with pytest.raises(RequestRefusedError, match="no such conversation"):
         await ReplayJobRunner(Config(), nothing).run_job(wish(conversation="c_1"))
-    with pytest.raises(RequestRefusedError, match="no message that a model would answer"):
+    with pytest.raises(RequestRefusedError, match="the request has no message for a model to answer"):
         await rehearsing().run_job(wish(messages=[{"role": "system"}]))
 
 

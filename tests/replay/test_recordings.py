@@ -67,7 +67,7 @@ def test_each_form_of_file_is_read(tmp_path: Path) -> None:
             '[{"role": "user", "content": [{"type": "tool_result"}]}]',
             "talk.json: of the Messages wire; only chat completions can be replayed",
         ),
-        ('[{"role": "system"}]', "talk.json: no message that a model would answer"),
+        ('[{"role": "system"}]', "talk.json: the request has no message for a model to answer"),
         ('[{"role": "user"}]\n[{"role": "user"}]\nno', "talk.json:3: not JSON"),
     ],
 )

@@ -22,15 +22,15 @@ def raise_from(reason: str, cause: Exception) -> StoreUnavailableError:
         (raise_from("store-down", OSError(errno.ECONNREFUSED, "x")), "cannot be reached: connection refused"),
         (
             raise_from("store-down", socket.gaierror(-2, "x")),
-            "cannot be reached: its name cannot be resolved",
+            "cannot be reached: the host name cannot be resolved",
         ),
         (
             raise_from("store-down", ssl.SSLError(1, "x")),
-            "cannot be reached: there is no TLS, or the certificate is not trusted",
+            "cannot be reached: the server has no TLS or an untrusted certificate",
         ),
         (
             raise_from("store-unwritable", FileExistsError(errno.EEXIST, "x")),
-            "cannot be opened for writing: a file is in the place of its folder",
+            "cannot be opened for writing: a file exists in place of the folder",
         ),
         (raise_from("store-denied", ValueError("secret words")), "refuses the user name or the password"),
         (StoreUnavailableError("store-failed", "ResponseError"), "fails"),
@@ -51,4 +51,7 @@ def test_what_a_library_raised_while_it_handled_an_error_of_the_system_is_looked
 
 def test_the_fix_names_what_sets_the_url() -> None:
     problem = StoreFailure("store-down").to_problem("redis://h", "$REDIS_URL")
-    assert problem == ("The store cannot be reached.", "At redis://h: start it, or correct $REDIS_URL.")
+    assert problem == (
+        "The store cannot be reached.",
+        "At redis://h: start the server, or correct $REDIS_URL.",
+    )

@@ -66,7 +66,10 @@ def test_shares_times_and_reasons() -> None:
         "n/a",
     ]
     assert formatting.describe_reason("timeout") == "the summary model took too long (timeout)"
-    assert formatting.describe_reason("http-503") == "the summary model answered with an error (http-503)"
+    assert (
+        formatting.describe_reason("http-503")
+        == "the provider of the summary model returned an error (http-503)"
+    )
     assert [formatting.describe_due_reasons("percent,http-503"), formatting.describe_due_reasons("")] == [
         "trigger reached, http 503",
         "n/a",
@@ -118,9 +121,9 @@ def test_a_small_request_is_shown_with_what_it_was_compared_with(
     [
         ((2, 2, 0), "all requests failed"),
         ((2, 2, 9), "all requests failed"),
-        ((2, 1, 0), "the provider has not reported what it counted (usage)"),
-        ((0, 0, 0), "the provider has not reported what it counted (usage)"),
-        ((2, 0, 9), "no price was known for any model used; set models.*.prices"),
+        ((2, 1, 0), "the provider has not reported token counts (usage)"),
+        ((0, 0, 0), "the provider has not reported token counts (usage)"),
+        ((2, 0, 9), "the prices of all used models are unknown; set models.*.prices"),
     ],
 )
 def test_dollars_are_missing_for_a_reason(counts: tuple[int, int, int], reason: str) -> None:

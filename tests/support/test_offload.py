@@ -1,4 +1,4 @@
-"""Long computations run in one worker thread, in their order; short ones on the event loop."""
+"""Long computations run in one worker thread, owners take turns; short ones run on the event loop."""
 
 import asyncio
 import threading
@@ -6,7 +6,14 @@ from functools import partial
 
 import pytest
 
-from compaction_proxy.support.offload import MAX_INLINE_BYTES, run_in_worker, run_in_worker_if_large
+from compaction_proxy.support.offload import (
+    MAX_INLINE_BYTES,
+    MAX_INLINE_MESSAGES,
+    WORK_OWNER,
+    run_in_worker,
+    run_in_worker_if_large,
+    run_short_work,
+)
 
 
 async def test_work_runs_in_the_order_of_its_calls_in_one_thread() -> None:
@@ -24,11 +31,48 @@ async def test_work_runs_in_the_order_of_its_calls_in_one_thread() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "is_inline"), [(0, True), (MAX_INLINE_BYTES, True), (MAX_INLINE_BYTES + 1, False)]
+    ("size_bytes", "message_count", "is_inline"),
+    [
+        (0, 0, True),
+        (MAX_INLINE_BYTES, MAX_INLINE_MESSAGES, True),
+        (MAX_INLINE_BYTES + 1, 0, False),
+        (0, MAX_INLINE_MESSAGES + 1, False),
+    ],
 )
-async def test_only_large_work_leaves_the_event_loop(size_bytes: int, *, is_inline: bool) -> None:
-    thread = await run_in_worker_if_large(size_bytes, threading.get_ident)
+async def test_only_large_work_leaves_the_event_loop(
+    size_bytes: int, message_count: int, *, is_inline: bool
+) -> None:
+    thread = await run_in_worker_if_large(size_bytes, threading.get_ident, message_count=message_count)
     assert (thread == threading.get_ident()) is is_inline
+
+
+async def test_the_work_of_one_owner_does_not_delay_that_of_others() -> None:
+    gate, done = threading.Event(), list[str]()
+
+    async def run(owner: str) -> None:
+        WORK_OWNER.set(owner)
+        await run_in_worker(partial(gate.wait, 60))
+        done.append(owner)
+
+    busy = [asyncio.create_task(run("busy")) for _ in range(20)]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(run("other"))
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*busy, other)
+
+    assert done.index("other") == 1
+    assert len(done) == 21
+
+
+async def test_short_work_does_not_wait_for_long_work() -> None:
+    gate = threading.Event()
+    long = asyncio.create_task(run_in_worker(lambda: gate.wait(60)))
+    await asyncio.sleep(0)
+    assert await run_short_work(lambda: 7) == 7
+    assert not long.done()
+    gate.set()
+    await long
 
 
 async def test_work_that_has_not_begun_is_dropped_with_its_caller() -> None:

@@ -73,7 +73,7 @@ def test_on_loopback_nobody_gets_in_without_the_key_that_the_first_start_makes(p
     with proxy.client() as client:
         refused = {path: client.get(path).status_code for path in PATHS}
         assert refused == dict.fromkeys(PATHS, 401)
-        assert "beside its store" in client.get(CONFIG_PATH).json()["error"]["message"]
+        assert "next to its store" in client.get(CONFIG_PATH).json()["error"]["message"]
         assert [client.get(path).status_code for path in OPEN_PATHS] == [200] * len(OPEN_PATHS)
         path = find_key_file(proxy.folder)
         key = path.read_text().strip()
@@ -142,7 +142,7 @@ def test_commands_of_the_same_user_go_on_and_those_of_others_are_refused(
         assert as_configured.returncode == 0, as_configured.stderr
         refused = run_command(other, "sessions", "list", "--url", proxy.url)
         assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
-        assert "the admin key is refused" in refused.stderr
+        assert "the proxy rejects the admin key" in refused.stderr
 
 
 def test_a_link_opens_the_dashboard_once(proxy: Proxy) -> None:
@@ -249,7 +249,7 @@ def test_every_worker_takes_the_link_and_the_session(
     ("url", "why"),
     [
         ("redis://127.0.0.1:9/0", "replicas share"),
-        ("sqlite:///{folder}/config.json/state.db", "no key can be kept beside the store: "),
+        ("sqlite:///{folder}/config.json/state.db", "the proxy cannot save a key next to the store: "),
     ],
 )
 def test_where_no_key_can_be_kept_admin_is_closed_and_says_why(
@@ -288,7 +288,7 @@ def test_a_key_that_others_can_read_is_not_taken(tmp_path: Path, provider: Provi
     path.chmod(0o644)
     with run_proxy(tmp_path, provider.url, configure(tmp_path)) as proxy:
         refused = httpx.get(proxy.url + CONFIG_PATH, headers={"authorization": f"Bearer {'ab' * 32}"})
-    assert (refused.status_code, "every user may read it" in refused.text) == (403, True)
+    assert (refused.status_code, "other users can read it" in refused.text) == (403, True)
     assert str(tmp_path) not in refused.text
 
 
@@ -366,4 +366,4 @@ def test_a_link_for_a_proxy_that_is_away_is_one_line(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
     done = run_command(tmp_path, "ui", "--url", f"http://127.0.0.1:{port}")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "nothing listens there" in done.stderr
+    assert "no server is running there" in done.stderr

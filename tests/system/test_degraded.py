@@ -122,20 +122,20 @@ def test_a_redis_that_is_away_is_said_with_the_key_that_names_it(provider: Provi
     shown = url.replace("hunter2", "********")
     with run_proxy(tmp_path, provider.url, {"store": {"url": url}}) as proxy:
         what = "The store cannot be reached: connection refused."
-        check_all_places(proxy, what, f"At {shown}: start it, or correct store.url.")
+        check_all_places(proxy, what, f"At {shown}: start the server, or correct store.url.")
         assert read_ready(proxy)["store"] == "down"
         [finding] = diagnose(proxy, provider.url, "store")
         assert finding["what"] == f"{shown} cannot be reached: connection refused"
-        assert finding["fix"] == "start it, or correct store.url"
+        assert finding["fix"] == "start the server, or correct store.url"
 
 
 def test_the_variable_of_redis_is_blamed_where_it_names_the_store(provider: Provider, tmp_path: Path) -> None:
     url = f"redis://127.0.0.1:{find_free_port()}/0"
     with run_proxy(tmp_path, provider.url, {"store": {}}, environ={"REDIS_URL": url}) as proxy:
         what = "The store cannot be reached: connection refused."
-        check_all_places(proxy, what, f"At {url}: start it, or correct $REDIS_URL.")
+        check_all_places(proxy, what, f"At {url}: start the server, or correct $REDIS_URL.")
         [finding] = diagnose(proxy, provider.url, "store", REDIS_URL=url)
-        assert finding["fix"] == "start it, or correct $REDIS_URL"
+        assert finding["fix"] == "start the server, or correct $REDIS_URL"
 
 
 def test_a_redis_that_refuses_the_password_is_told_from_one_that_is_away(
@@ -173,7 +173,7 @@ def test_a_redis_that_takes_no_more_data_is_said(
             return read_ready(proxy).get("problems")
 
         problems = proxy.wait_for(find_problems, "a write is refused")
-        assert problems == ["The store is full and takes no more data."]
+        assert problems == ["The store is full."]
         assert read_ready(proxy)["store"] == "ok"
 
 
@@ -181,19 +181,19 @@ def test_a_path_that_cannot_be_written_to_is_said(provider: Provider, tmp_path: 
     (tmp_path / "taken").touch()
     url = f"sqlite:///{tmp_path}/taken/state.db"
     with run_proxy(tmp_path, provider.url, {"store": {"url": url}}) as proxy:
-        what = "The store cannot be opened for writing: a file is in the place of its folder."
-        fix = "let this user write there, or name another file in store.url"
+        what = "The store cannot be opened for writing: a file exists in place of the folder."
+        fix = "give this user write permission, or set another file in store.url"
         check_all_places(proxy, what, f"At {url}: {fix}.")
         [finding] = diagnose(proxy, provider.url, "store")
-        assert finding["what"] == f"{tmp_path}/taken/state.db: {tmp_path}/taken is a file, and no folder"
-        assert finding["fix"] == "name another file in store.url"
+        assert finding["what"] == f"{tmp_path}/taken/state.db: {tmp_path}/taken is a file, not a folder"
+        assert finding["fix"] == "set another path in store.url"
 
 
 def test_a_store_that_is_no_store_is_said(provider: Provider, tmp_path: Path) -> None:
     (tmp_path / "state.db").write_bytes(b"this is no database, but long enough to look like one" * 99)
     url = f"sqlite:///{tmp_path}/state.db"
     with run_proxy(tmp_path, provider.url, {"store": {"url": url}}) as proxy:
-        fix = "move the file away, or restore it; another is made, and conversations go on"
+        fix = "restore the file from a backup, or move it away; the proxy then creates a new one"
         check_all_places(proxy, "The store is damaged.", f"At {url}: {fix}.")
         [finding] = [each for each in diagnose(proxy, provider.url, "store") if each["level"] == "error"]
         assert finding["fix"] == fix
@@ -203,20 +203,20 @@ def test_a_user_without_a_folder_for_data_is_told_that_nothing_is_kept(
     provider: Provider, tmp_path: Path
 ) -> None:
     with run_proxy(tmp_path, provider.url, {"store": {}}, environ={"HOME": ""}) as proxy:
-        what = "Nothing is kept beyond this process, because the proxy has no folder to which it can write."
-        check_all_places(proxy, what, "Name a file or a server in store.url.")
+        what = "Data is lost when this process ends, because the proxy has no writable data folder."
+        check_all_places(proxy, what, "Set store.url to a file or a server.")
         [finding] = diagnose(proxy, provider.url, "store", HOME="")
-        assert finding["fix"] == "Name a file or a server in store.url."
+        assert finding["fix"] == "Set store.url to a file or a server."
 
 
 def test_a_summary_model_that_the_provider_lacks_is_said(provider: Provider, tmp_path: Path) -> None:
     with run_proxy(tmp_path, provider.url, {"summary": {"model": "gone"}}) as proxy:
         what = "The provider does not have the summary model."
-        fix = f"'gone' is not among the models of {provider.url}: name another one in summary.model."
+        fix = f"'gone' is not among the models of {provider.url}. Set summary.model to another model."
         check_all_places(proxy, what, fix)
         [finding] = diagnose(proxy, provider.url, "summary model")
-        assert finding["what"] == f"gone: not among the 2 models of {provider.url}"
-        assert finding["fix"] == "name one that it has in summary.model"
+        assert finding["what"] == f"gone: {provider.url} lists 2 models, but not this one"
+        assert finding["fix"] == "set summary.model to one of these models"
 
 
 @pytest.mark.parametrize("owner", ["summary", "upstream"])
@@ -227,20 +227,20 @@ def test_the_key_that_a_provider_of_summaries_refuses_is_the_one_that_is_blamed(
     own = {"api_key": keys["summary"]} if owner == "summary" else {}
     config = {"summary": {"model": "cheap", **own}, "upstream": {"api_key": keys["upstream"]}}
     with run_proxy(tmp_path, provider.url, config) as proxy:
-        what = "The provider of the summary model refuses the key."
-        fix = f"Set a key in {owner}.api_key that {provider.url} accepts."
+        what = "The provider of the summary model rejects the API key."
+        fix = f"Set {owner}.api_key to a key that {provider.url} accepts."
         assert read_banner(proxy) == [f"{what} {fix}"]
         assert read_ready(proxy)["problems"] == [what]
         assert read_notices(proxy) == [f"{what} {fix}"]
         [finding] = diagnose(proxy, provider.url, "summary model")
-        assert finding["what"] == f"cheap: {provider.url} refuses {owner}.api_key (401)"
+        assert finding["what"] == f"cheap: {provider.url} rejects {owner}.api_key (401)"
         assert finding["fix"] == f"set a valid key in {owner}.api_key"
         upstream = diagnose(proxy, provider.url, "upstream")
         assert [each["fix"] for each in upstream] == (
             ["set a valid key in upstream.api_key"] if owner == "upstream" else []
         )
         [probed] = diagnose(proxy, provider.url, "summary probe", "--probe")
-        assert probed["what"] == "cheap: the summary model refused the credential (http-401)"
+        assert probed["what"] == "cheap: the provider of the summary model rejected the API key (http-401)"
         assert probed["fix"] == f"correct {owner}.api_key"
 
 
@@ -277,7 +277,7 @@ def test_a_provider_of_summaries_that_is_away_is_said(provider: Provider, tmp_pa
         check_all_places(proxy, what, f"Start the server at {away}, or correct summary.base_url.")
         [finding] = diagnose(proxy, provider.url, "summary model")
         assert finding["what"] == f"cheap: {away} cannot be reached: connection refused"
-        assert finding["fix"] == "correct summary.base_url, or start the server there"
+        assert finding["fix"] == "correct summary.base_url, or start the server"
 
 
 def test_a_summary_model_that_turns_out_to_be_missing_is_said_and_taken_back(
@@ -334,7 +334,7 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "encryption key": (
         {"store": {"url": "memory://", "encryption_keys": ["short"]}},
-        "store.encryption_keys: a key is 32 bytes",
+        "store.encryption_keys: a key must be 32 bytes",
     ),
     "address of another machine": (
         {"server": {"host": "203.0.113.7"}},
@@ -346,11 +346,11 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "certificate": (
         {"server": {"tls_certificate": KEY_FILE, "tls_key": KEY_FILE}},
-        "server.tls_key: no key without a password",
+        "server.tls_key: the key must match server.tls_certificate",
     ),
     "large prompt": (
         {"summary": {"prompt_file": "{folder}/large.md"}},
-        "summary.prompt_file: the file has more than",
+        "summary.prompt_file: the file is larger than",
     ),
     "binary prompt": (
         {"compaction": {"strategies": {"full": {"prompt_file": "{folder}/binary.md"}}}},
@@ -358,7 +358,7 @@ UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "workers without a folder": (
         {"server": {"workers": 2}},
-        "server.workers: several workers need a store",
+        "server.workers: several workers need a shared store",
     ),
 }
 
@@ -410,7 +410,7 @@ def test_check_warns_of_a_base_url_that_ends_in_an_endpoint(key: str, endpoint: 
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     done = run_command(tmp_path, "check")
     lines = [each for each in done.stderr.splitlines() if "base_url" in each]
-    why = f"ends in {endpoint}, which is appended to the base URL once more; leave {endpoint} out"
+    why = f"ends in {endpoint}, but the proxy appends the endpoint itself; remove {endpoint}"
     assert (done.returncode, lines) == (0, [f"warning: {key}: {why}"])
 
 
@@ -425,7 +425,7 @@ def test_check_warns_of_a_base_url_that_ends_in_an_endpoint(key: str, endpoint: 
 def test_check_warns_of_variables_with_one_underscore(name: str, right: str, tmp_path: Path) -> None:
     others = {"COMPACTION_PROXY_SERVICE_HOST": "10.0.0.1", "COMPACTION_PROXY_PORT": "tcp://10.0.0.1:4141"}
     done = run_command(tmp_path, "check", environ={**others, name: "hunter2"})
-    warning = f"warning: {name}: is ignored, because the name of this variable is {right}\n"
+    warning = f"warning: {name}: ignored; the correct name of this variable is {right}\n"
     assert (done.returncode, done.stderr) == (0, warning)
 
 

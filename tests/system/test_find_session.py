@@ -105,7 +105,7 @@ def test_conversations_of_two_keys_under_one_own_id_are_both_found_and_none_is_c
     done = proxy.run_command(ADMIN_KEY, "sessions", "delete", OWN_ID, "--yes")
     assert (done.returncode, done.stderr) == (
         1,
-        f"2 conversations begin with or are called '{OWN_ID}'\n",
+        f"2 conversations match '{OWN_ID}'\n",
     )
     assert sorted(list_ids(proxy)) == sorted(both)
 

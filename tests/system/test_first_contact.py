@@ -45,7 +45,7 @@ def test_the_banner_says_that_the_dashboard_is_closed_at_a_public_address_withou
     provider: Provider, tmp_path: Path
 ) -> None:
     with run_proxy(tmp_path, provider.url, {"server": {"host": "0.0.0.0"}}) as proxy:
-        assert find_dashboard_line(proxy.banner) == "closed at this address until server.admin_key is set"
+        assert find_dashboard_line(proxy.banner) == "disabled at this address until you set server.admin_key"
         assert httpx.get(f"{proxy.url}/ui").status_code == 403
 
 
@@ -116,9 +116,7 @@ def test_where_no_price_is_known_tokens_come_first_and_one_line_says_why(tmp_pat
     first = page.partition('class="figure first">')[2].partition('<div class="figure')[0]
     words = " ".join(unescape(re.sub(r"<[^>]+>", " ", first)).split())
     assert words.startswith("Tokens")
-    assert (
-        words.count("No dollars: list prices are not used for an upstream on this machine or network;") == 1
-    )
+    assert words.count("No dollars: list prices do not apply to an upstream on this machine or network;") == 1
     assert "Net saved" not in words
 
 
@@ -133,12 +131,12 @@ def test_commands_say_why_there_are_no_dollars_and_show_the_saved_tokens(tmp_pat
         found = proxy.run_command("none", "sessions", "list", "--search", "invoice").stdout
     local.close()
     for text in shown:
-        assert "list prices are not used for an upstream on this machine or network;" in text
+        assert "list prices do not apply to an upstream on this machine or network;" in text
     assert re.search(r"^tokens saved, net +0$", shown[0], re.MULTILINE)
     assert re.search(
-        r"^context now +\d+ tokens, as the provider counted them; compacts at", shown[0], re.MULTILINE
+        r"^context now +\d+ tokens \(counted by the provider\); compacts at", shown[0], re.MULTILINE
     )
-    assert re.search(r"^from \S+ to \S+, when the latest counted request came$", shown[1], re.MULTILINE)
+    assert re.search(r"^from \S+ to \S+, the time of the latest counted request$", shown[1], re.MULTILINE)
     assert "session.store_names" in found
 
 

@@ -83,7 +83,7 @@ def test_the_window_is_shown_by_models_and_doctor_and_by_the_banner_of_the_next_
         windows = {
             each["what"]: each for each in json.loads(found.stdout)["findings"] if each["topic"] == "window"
         }
-        assert windows["qwen: 9,216 tokens, as the upstream reports"]["level"] == "ok"
+        assert windows["qwen: 9,216 tokens, reported by the upstream"]["level"] == "ok"
         [other] = [each for what, each in windows.items() if what.startswith("other: ")]
         assert (other["level"], "models.other.window" in other["fix"]) == ("note", True)
     with run_proxy(tmp_path, provider.url, config) as proxy:

@@ -372,18 +372,16 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
 
     [_, line] = [each for each in table.splitlines() if each.startswith("total ")]  # below the titles
     assert line.split()[1:7] == [str(REQUESTS), counted, f"{sent:,}", read, *less.split()]
-    assert f"the tokens leave out {total['uncounted']} of {REQUESTS} requests:" in table
-    assert f"the dollars leave out {total['unpriced']} of {REQUESTS} requests:" in table
+    assert f"the tokens exclude {total['uncounted']} of {REQUESTS} requests, because" in table
+    assert f"the dollars exclude {total['unpriced']} of {REQUESTS} requests, because" in table
 
-    assert f"{REQUESTS} requests, {total['rounds']} rounds of compaction" in shared
-    text = (
-        f"{sent:,} tokens sent, {read} read with summaries ({less} less), of {counted} of {REQUESTS} requests"
-    )
-    assert text in shared
+    assert f"{REQUESTS} requests, {total['rounds']} compactions" in shared
+    assert f"{sent:,} tokens sent, {read} read including summaries ({less} less)" in shared
+    assert f", of {counted} of {REQUESTS} requests" in shared
     assert (
-        f"{money['net']} net saved: {money['gross']}, less {money['cache_loss']} of cache and "
-        f"{money['summary']} of summaries, of {priced} of {REQUESTS} requests"
+        f"{money['net']} net saved: {money['gross']}, minus {money['cache_loss']} for cache misses and "
+        f"{money['summary']} for summaries, of {priced} of {REQUESTS} requests"
     ) in shared
-    [stamp] = re.findall(r" to (\S+)Z, when the latest", table)
+    [stamp] = re.findall(r" to (\S+)Z, the time of the latest", table)
     assert f"up to {stamp}Z" in shared
     assert f"{stamp.partition('T')[2]} UTC" in overview

@@ -189,13 +189,13 @@ def test_nothing_is_forgotten_unless_somebody_says_so(tmp_path: Path) -> None:
             proxy.run_command("admin-key-of-this-test", "sessions", "delete", name),
         ]
         assert [(each.returncode, each.stdout, each.stderr) for each in refused] == [
-            (1, "", "nothing deleted: without a terminal, give --yes\n")
+            (1, "", "nothing was deleted: without a terminal, --yes is required\n")
         ] * 2
         command = TerminalCommand(tmp_path, *forget)
         command.wait_for("[y/N]")
         command.type("n\n")
         code, shown = command.end()
-        assert (code, "nothing deleted" in shown, list_ids()) == (1, True, [name])
+        assert (code, "nothing was deleted" in shown, list_ids()) == (1, True, [name])
     command = TerminalCommand(tmp_path, *forget)
     command.wait_for("[y/N]")
     command.type("y\n")

@@ -124,11 +124,9 @@ def test_a_prepared_round_is_called_so_everywhere_and_an_undo_takes_the_one_in_u
     assert "Seen by the model" not in one
 
     lines = run(proxy, "undo", OWN_ID).splitlines()
-    assert lines[0].startswith(f"{conversation}: took back round {used}, the newest in use (made ")
-    assert lines[1] == f"Dropped, too: round {ahead}, prepared and not used yet."
-    assert (
-        f"unless it has more than about {HARD_TOKENS:,} tokens: then a new round is made at once." in lines[2]
-    )
+    assert lines[0].startswith(f"{conversation}: undid round {used}, the latest compaction (made ")
+    assert lines[1] == f"Also discarded prepared compactions: round {ahead}."
+    assert f"paused, except when a request exceeds about {HARD_TOKENS:,} tokens." in lines[2]
     assert "`x-compaction: bypass`" in lines[2]
     assert [state for _, state in list_states(proxy, conversation)[-2:]] == ["undone", "undone"]
     assert f"no new round until a request is over about {HARD_TOKENS:,} tokens" in run(proxy, "show", OWN_ID)

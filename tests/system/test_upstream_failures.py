@@ -296,7 +296,7 @@ def test_the_code_of_the_error_the_model_and_the_conversation_are_shown(
             assert f"big {conversation[:10]}…" in read_page(client, path)
         page = read_page(client, f"/ui/conversations/{conversation}")
         assert f"{told}." in page
-        assert "has not reported what it counted" not in page
+        assert "has not reported token counts" not in page
         assert told in read_page(client, "/ui/conversations")
         exchanges = client.get(f"/admin/v1/conversations/{conversation}/exchanges").json()["exchanges"]
         assert {each["error"] for each in exchanges} == {"insufficient_quota"}
@@ -519,7 +519,7 @@ def test_doctor_says_first_that_the_proxy_which_runs_forwards_elsewhere(
         lines = diagnose(wrong)
         after_address = next(place for place, line in enumerate(lines, 1) if line.startswith("ok address"))
         line = lines[after_address]
-        what = f"the running proxy forwards to {provider.url}, and the checks below ask {wrong}; fix: "
-        assert line.startswith(f"warning upstream {what}give doctor the options")
+        what = f"the running proxy forwards to {provider.url}, but the checks below use {wrong}; fix: "
+        assert line.startswith(f"warning upstream {what}run doctor with the options")
         assert line.endswith(f" --upstream {provider.url}")
         assert not any("forwards to" in line for line in diagnose(provider.url))

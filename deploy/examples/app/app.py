@@ -1,4 +1,4 @@
-"""An app beside the proxy. Nothing in it knows of compaction: only OPENAI_BASE_URL points elsewhere."""
+"""An example app. It has no code for compaction: only OPENAI_BASE_URL points to the proxy."""
 
 # ruff: noqa: INP001, T201 - a script that prints
 

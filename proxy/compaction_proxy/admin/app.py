@@ -33,9 +33,9 @@ async def _respond_http_error(request: Request, error: HTTPException) -> Respons
     if status == 400:
         # FastAPI responds with 422 to other invalid JSON. Which of the two it takes for deeply nested JSON
         # depends on the version of Python.
-        status, message = 422, "The body cannot be read."
+        status, message = 422, "The request body is not valid."
     elif status != 413:
-        message = f"{request.method} {request.url.path} is not something this proxy answers"
+        message = f"Unknown endpoint: {request.method} {request.url.path}"
     refused = RequestRefusedError(status, message, ERROR_CODES.get(status, "invalid_request"))
     return Response(format_openai_error(refused), status, error.headers, "application/json")
 

@@ -213,11 +213,11 @@ def _check_local_request(
     peer = (scope.get("client") or ("",))[0]
     if not (is_loopback(policy.host) and is_loopback(peer)) or any(name in headers for name in _FORWARDED):
         return _build_forbidden_error(
-            "Without server.admin_key this machine only is answered.", "admin_key_required"
+            "Without server.admin_key, only clients on this machine have access.", "admin_key_required"
         )
     requested = parse_authority(host.lower())
     if requested is None or not (is_loopback(requested[0]) or requested[0] == policy.host.lower()):
-        return _build_forbidden_error("The Host header names another machine.", "host_not_allowed")
+        return _build_forbidden_error("The Host header names a different machine.", "host_not_allowed")
     return None
 
 
@@ -240,7 +240,9 @@ def _check_key(
     """Checks the key or the session that a request shows. Returns the error that refuses it, or None."""
     if not policy.key:
         why = f": {policy.closed_reason}" if policy.closed_reason else ""
-        return _build_forbidden_error(f"Set server.admin_key to use this{why}.", "admin_key_required")
+        return _build_forbidden_error(
+            f"To use the admin API, set server.admin_key{why}.", "admin_key_required"
+        )
     if policy.key == NO_ADMIN_KEY:
         return _check_local_request(policy, scope, headers, headers["host"])
     if _has_key(policy.key, headers, scheme):
@@ -248,8 +250,8 @@ def _check_key(
     if scheme == BASIC and has_session(policy.key, scope.get("scheme", "http"), headers):
         if scope["method"] in {"GET", "HEAD"} or "origin" in headers:
             return None
-        return _build_forbidden_error("A form must name its origin.", "origin_not_allowed")
-    where = ", which the proxy keeps beside its store" if policy.is_generated else ""
+        return _build_forbidden_error("A form must be sent with an Origin header.", "origin_not_allowed")
+    where = ", which the proxy keeps next to its store" if policy.is_generated else ""
     message = f"Send `Authorization: Bearer` and the admin key{where}."
     return RequestRefusedError(401, message, "invalid_admin_key")
 
@@ -261,10 +263,12 @@ def _check_source(scope: Scope, headers: Headers) -> RequestRefusedError | None:
     """
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or parse_authority(hosts[0]) is None:
-        return _build_forbidden_error("The request must have one Host header.", "host_not_allowed")
+        return _build_forbidden_error("The request must have exactly one Host header.", "host_not_allowed")
     foreign = _is_foreign_fetch(scope["method"], headers)
     if foreign or not all(_is_same_origin(origin, hosts[0]) for origin in origins):
-        return _build_forbidden_error("Pages of other origins are not answered.", "origin_not_allowed")
+        return _build_forbidden_error(
+            "Requests from pages of other origins are not allowed.", "origin_not_allowed"
+        )
     return None
 
 

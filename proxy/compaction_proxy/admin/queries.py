@@ -197,7 +197,7 @@ class ConversationQueries:
     """Runs the queries of the admin API. All calls must come from the same event loop.
 
     A query about one conversation raises `RequestRefusedError` (404) if the conversation is unknown. All
-    queries except `list_upstream_failures` raise `StoreUnavailableError` if the store cannot be reached.
+    queries except `list_upstream_failures` raise `StoreUnavailableError` if the store is not reachable.
 
     Attributes:
         records: The store.
@@ -465,17 +465,17 @@ class ConversationQueries:
         await self.check_store()
         tenant = await self.conversation_registry.find_tenant(conversation)
         if tenant is None:
-            raise RequestRefusedError(404, "There is no such conversation.", "conversation_not_found")
+            raise RequestRefusedError(404, "This conversation does not exist.", "conversation_not_found")
         return tenant
 
     async def check_store(self) -> None:
-        """Raises `StoreUnavailableError` if the store cannot be reached.
+        """Raises `StoreUnavailableError` if the store is not reachable.
 
         An endpoint with a streamed response calls this method first, because the status of a response cannot
         change after the response has begun.
         """
         if not await self.records.open():
-            raise StoreUnavailableError("store-failed", "the store cannot be reached")
+            raise StoreUnavailableError("store-failed", "the store is not reachable")
 
 
 def _find_round_state(is_used: bool, is_undone: bool, is_followed: bool) -> RoundState:  # noqa: FBT001
@@ -551,7 +551,7 @@ def _get_sort_key(totals: Totals, sort: Sort) -> tuple[float, float]:
 
 
 def _build_no_compaction_error() -> RequestRefusedError:
-    return RequestRefusedError(404, "There is no such compaction.", "compaction_not_found")
+    return RequestRefusedError(404, "This compaction does not exist.", "compaction_not_found")
 
 
 def _parse_checkpoint_id(digits: str) -> bytes | None:

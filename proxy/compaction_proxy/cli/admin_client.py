@@ -100,13 +100,13 @@ class AdminClient:
         ):
             data = answer.read(MAX_ANSWER_BYTES + 1)
         if len(data) > MAX_ANSWER_BYTES:
-            raise AdminUnreachableError(f"{self.display_url}: the answer is too large")
+            raise AdminUnreachableError(f"{self.display_url}: the response is too large")
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise self._build_refused_error(answer.status, data)
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
-            text = f"{self.display_url}: the server there is not a compaction-proxy"
+            text = f"{self.display_url}: the server is not a compaction-proxy"
             raise AdminRefusedError(text) from None
 
     def stream_lines(self, path: str, headers: Mapping[str, str], silence_s: float) -> Iterator[str]:
@@ -145,7 +145,7 @@ class AdminClient:
         if _FULL_ID.fullmatch(session):
             return session
         if not session.removeprefix("c_"):  # every id begins with that
-            raise AdminRefusedError("ID: is empty, so it names no conversation")
+            raise AdminRefusedError("ID: the conversation id is empty")
         recent = self._list_ids()
         matches = {each for each in recent if each.startswith((session, f"c_{session}"))}
         if not session.startswith("c_"):
@@ -154,8 +154,8 @@ class AdminClient:
             return matches.pop()
         name = repr(escape_unprintable(session))
         if matches:
-            raise AdminRefusedError(f"{len(matches)} conversations begin with or are called {name}")
-        raise AdminRefusedError(f"no conversation begins with or is called {name}")
+            raise AdminRefusedError(f"{len(matches)} conversations match {name}")
+        raise AdminRefusedError(f"no conversation has the id, prefix or session id {name}")
 
     def _list_ids(self, **query: object) -> set[str]:
         from compaction_proxy.cli.console import read_rows
@@ -200,10 +200,10 @@ class AdminClient:
                 with connection.getresponse() as answer:
                     yield answer
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            text = f"{self.display_url}: nothing listens there; start it with `compaction-proxy serve`"
+            text = f"{self.display_url}: no server is running there; run `compaction-proxy serve`"
             raise AdminUnreachableError(text) from error
         except TimeoutError as error:
-            raise AdminUnreachableError(f"{self.display_url}: no answer in time") from error
+            raise AdminUnreachableError(f"{self.display_url}: the server did not respond in time") from error
         except (OSError, ValueError, HTTPException) as error:
             text = f"{self.display_url}: unreachable: {_describe_connection_error(error)}"
             raise AdminUnreachableError(text) from error
@@ -242,13 +242,11 @@ class AdminClient:
         reason = parse_error_message(data)
         if reason is None:
             return AdminRefusedError(
-                f"{self.display_url}: the server there is not a compaction-proxy (status {status})"
+                f"{self.display_url}: the server is not a compaction-proxy (status {status})"
             )
         message = escape_unprintable(reason)
         if status == HTTPStatus.UNAUTHORIZED:
-            message = (
-                f"the admin key is refused; give it with --admin-key-file or {_KEY_VARIABLE} ({message})"
-            )
+            message = f"the proxy rejects the admin key; use --admin-key-file or {_KEY_VARIABLE} ({message})"
         return AdminRefusedError(message)
 
 
@@ -256,10 +254,10 @@ def _describe_connection_error(error: Exception) -> str:
     import socket
 
     if isinstance(error, socket.gaierror):
-        return "its name cannot be resolved"
+        return "the host name cannot be resolved"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
-    return "the server there does not speak HTTP"
+    return "the server does not use HTTP"
 
 
 def parse_error_message(data: bytes) -> str | None:
@@ -374,7 +372,7 @@ def parse_base_url(url: str) -> str:
     except ValueError:
         is_usable = False
     if not is_usable or not url.isprintable():
-        raise ConfigError(f"--url: {escape_unprintable(url)!r} is no base URL, such as http://127.0.0.1:4141")
+        raise ConfigError(f"--url: {escape_unprintable(url)!r} is not a base URL (http://127.0.0.1:4141)")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -386,9 +384,9 @@ def _read_key(path: Path) -> str:
     try:
         key = path.read_text("ascii").strip()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot read the file: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: holds no key") from None
+        raise ConfigError(f"{path}: the file contains no key") from None
     if not key.isprintable() or not key:
-        raise ConfigError(f"{path}: holds no key")
+        raise ConfigError(f"{path}: the file contains no key")
     return key

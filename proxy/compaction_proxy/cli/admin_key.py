@@ -40,10 +40,10 @@ def find_key_path(config: Config, environ: Mapping[str, str]) -> Path:
     """
     url = config.store.url or MEMORY
     if is_shared_store(url):
-        raise AdminKeyError("no key is made beside a store that replicas share")
+        raise AdminKeyError("the proxy generates no key if replicas share the store")
     path = get_store_path(url) or find_default_store_path(environ)
     if path is None:
-        raise AdminKeyError("the user has no data folder in which a key can be kept")
+        raise AdminKeyError("this user has no data folder for a key")
     return path.with_name(f"{path.name}.admin_key")
 
 
@@ -83,9 +83,11 @@ def load_or_create_key(path: Path) -> str:
             create_secret_file(path)
         return read_secret_file(path, must_be_private=True).hex()
     except OSError as error:
-        raise AdminKeyError(f"no key can be kept beside the store: {error.strerror or error}") from error
+        raise AdminKeyError(
+            f"the proxy cannot save a key next to the store: {error.strerror or error}"
+        ) from error
     except ValueError as error:
-        raise AdminKeyError(f"the key's file beside the store cannot be used: {error}") from error
+        raise AdminKeyError(f"the proxy cannot use the key file next to the store: {error}") from error
 
 
 def read_admin_key(config: Config, environ: Mapping[str, str] = os.environ) -> str:

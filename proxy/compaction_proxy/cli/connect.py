@@ -65,7 +65,7 @@ _PROVIDER = re.compile(r"^model_provider[ \t]*=.*$", re.MULTILINE)
 _API_BASE = re.compile(r"^openai-api-base[ \t]*:.*$", re.MULTILINE)
 _MODELS = re.compile(r"^models:[ \t]*(?:#.*)?\n(?P<indent>[ \t]*)(?=- )", re.MULTILINE)
 _EMPTY_CONTINUE = "name: Local\nversion: 1.0.0\nschema: v1\n"
-_UNUSUAL = "its layout is unusual; write the lines yourself (they are printed without --apply)"
+_UNUSUAL = "the file has an unusual layout; add the lines yourself (run without --apply to print them)"
 
 # A function that takes the name of a model and returns the model's context window, in tokens. `connect`
 # writes the context window into the settings of clients, so that they do not shorten conversations before the
@@ -98,7 +98,7 @@ def edit_codex(text: str, url: str, model: str, get_window: GetWindow) -> str:
     is_new = "model_context_window" not in expected
     providers = expected.setdefault("model_providers", {})
     if not isinstance(providers, dict):
-        raise ClientConfigError("model_providers is no table")
+        raise ClientConfigError("model_providers is not a table")
     if (
         providers.get(PROVIDER_NAME) == provider
         and expected.get("model_provider") == PROVIDER_NAME
@@ -172,13 +172,13 @@ def edit_continue(text: str, url: str, model: str, get_window: GetWindow) -> str
     expected = dict(_parse_yaml(text or _EMPTY_CONTINUE))
     models = expected.get("models") or []
     if not isinstance(models, list):
-        raise ClientConfigError("models is no list")
+        raise ClientConfigError("models is not a list")
     own_models = [each for each in models if isinstance(each, dict) and each.get("name") == PROVIDER_NAME]
     if any(each.get("apiBase") == url for each in own_models):
         return text
     if own_models:
         raise ClientConfigError(
-            f"a model {PROVIDER_NAME} stands there with another apiBase; change that line"
+            f"a model {PROVIDER_NAME} is already configured with another apiBase; change that line"
         )
     expected["models"] = [item, *models]
     text = text or _EMPTY_CONTINUE
@@ -208,7 +208,7 @@ def edit_opencode(text: str, url: str, model: str, get_window: GetWindow) -> str
     expected = copy.deepcopy(current)
     providers = expected.setdefault("provider", {})
     if not isinstance(providers, dict):
-        raise ClientConfigError("provider is no object")
+        raise ClientConfigError("provider is not an object")
     own_provider = providers.get(PROVIDER_NAME)
     models = own_provider.get("models") if isinstance(own_provider, dict) else None
     providers[PROVIDER_NAME] = {
@@ -247,16 +247,16 @@ def _parse_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ClientConfigError(f"it is no TOML: {error}") from None
+        raise ClientConfigError(f"the file is not valid TOML: {error}") from None
 
 
 def _parse_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        raise ClientConfigError("it is no plain JSON (comments are not understood)") from None
+        raise ClientConfigError("the file is not plain JSON (comments are not supported)") from None
     if not isinstance(value, dict):
-        raise ClientConfigError("it is no JSON object")
+        raise ClientConfigError("the file is not a JSON object")
     return value
 
 
@@ -302,7 +302,7 @@ class ClientGuide(NamedTuple):
 
 
 _SESSION_NOTE = (
-    "x-session-id names the conversation; without it the messages themselves tell which one it is."
+    "x-session-id identifies the conversation. Without it, the proxy identifies it by its messages."
 )
 
 CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
@@ -347,7 +347,8 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "Open WebUI",
             "the environment of its server",
             "OPENAI_API_BASE_URL=<URL>\nENABLE_FORWARD_USER_INFO_HEADERS=true",
-            "The second line lets it name the chat. In a container, this machine is host.docker.internal.",
+            "With the second line it sends the id of each chat. In a container, use host.docker.internal for "
+            "this machine.",
         ),
         "librechat": ClientGuide(
             "LibreChat",
@@ -363,7 +364,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "[model_providers.compaction-proxy]\n"
             'name = "compaction-proxy"\nbase_url = "<URL>"\n'
             'env_key = "OPENAI_API_KEY"\nwire_api = "responses"',
-            "It names its sessions by itself, and takes HTTP where WebSockets are refused. It does not read "
+            "It sends its own session ids, and uses HTTP if the proxy refuses WebSockets. It does not read "
             "OPENAI_BASE_URL; for one command, pass -c 'openai_base_url=\"<URL>\"'.",
             edit=edit_codex,
         ),
@@ -371,9 +372,9 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "Claude Code",
             "the environment",
             "ANTHROPIC_BASE_URL=<ROOT>",
-            "Where the model's window is small, set CLAUDE_CODE_AUTO_COMPACT_WINDOW=<WINDOW> and "
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS=<OUTPUT>. It names its sessions by itself. Its requests go to "
-            "Anthropic, unless upstream.base_url or upstream.wires.messages says otherwise.",
+            "For a model with a small context window, set CLAUDE_CODE_AUTO_COMPACT_WINDOW=<WINDOW> and "
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS=<OUTPUT>. It sends its own session ids. Its requests go to "
+            "Anthropic, unless upstream.base_url or upstream.wires.messages is set.",
         ),
         "anthropic-python": ClientGuide(
             "Anthropic's library for Python",
@@ -386,7 +387,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "aider",
             "~/.aider.conf.yml",
             "openai-api-base: <URL>\nmax-chat-history-tokens: <WINDOW>",
-            "The second line keeps it from summarising its history by itself, which would be paid twice.",
+            "The second line turns off its own summaries of the history, which you would pay for as well.",
             edit=edit_aider,
         ),
         "cline": ClientGuide(
@@ -401,8 +402,8 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "models:\n  - name: compaction-proxy\n    provider: openai\n"
             "    model: <MODEL>\n    apiBase: <URL>\n"
             "    defaultCompletionOptions: {contextLength: 1000000, maxTokens: <OUTPUT>}",
-            "Add apiKey, unless the proxy has one of its own. Beyond contextLength Continue drops messages "
-            "by itself, and in the end all but one; the proxy makes them fit instead.",
+            "Add apiKey, unless the proxy has its own. Beyond contextLength, Continue drops messages. With "
+            "this large value, the proxy compacts them instead.",
             edit=edit_continue,
         ),
         "opencode": ClientGuide(
@@ -413,7 +414,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             '      "options": { "baseURL": "<URL>", "apiKey": "{env:OPENAI_API_KEY}" },\n'
             '      "models": { "<MODEL>": { "limit": { "context": <WINDOW>, "output": <OUTPUT> } } }\n'
             "    }\n  }\n}",
-            "Choose the model as compaction-proxy/<MODEL>. It names its sessions by itself.",
+            "Choose the model as compaction-proxy/<MODEL>. It sends its own session ids.",
             edit=edit_opencode,
         ),
         "litellm": ClientGuide(
@@ -426,7 +427,7 @@ CLIENTS: Mapping[str, ClientGuide] = MappingProxyType(
             "n8n",
             "Credentials, OpenAI",
             "Base URL: <URL>",
-            "From its container, this machine is host.docker.internal.",
+            "In its container, use host.docker.internal for this machine.",
         ),
         "goose": ClientGuide(
             "goose",
@@ -473,30 +474,36 @@ def fill_placeholders(text: str, url: str, model: str, window_tokens: int = DEFA
 def connect(  # noqa: PLR0913, PLR0917 - one parameter for each option
     tool: Annotated[
         str | None,
-        typer.Argument(metavar="[TOOL]", help="A client; --list names them.", autocompletion=lambda: CLIENTS),
+        typer.Argument(
+            metavar="[TOOL]",
+            help="Name of a client. --list prints all names.",
+            autocompletion=lambda: CLIENTS,
+        ),
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Name the clients that are known.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print the names of the supported clients.")] = False,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Change its configuration file, with a backup.")
+        bool, typer.Option("--apply", help="Change the client's configuration file, after a backup.")
     ] = False,
-    file: Annotated[Path | None, typer.Option(help="That file, where it is elsewhere.")] = None,
-    model: Annotated[str, typer.Option(help="Model to name where one is needed.")] = DEFAULT_MODEL,
+    file: Annotated[Path | None, typer.Option(help="Path to the configuration file of the client.")] = None,
+    model: Annotated[str, typer.Option(help="Model to use, if the client needs one.")] = DEFAULT_MODEL,
     window: Annotated[
         int | None,
-        typer.Option(min=1, metavar="TOKENS", help="What the model takes; else as configured or known."),
+        typer.Option(
+            min=1, metavar="TOKENS", help="Context window in tokens. Default: the configured or known window."
+        ),
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Of the proxy.")] = None,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Base URL of the proxy.")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the settings that point a client at the proxy, or write them to the client's file."""
     if as_json and apply:
-        exit_with_error("--apply and --json: one of them", BAD_CONFIG)
+        exit_with_error("--apply and --json: choose one of them", BAD_CONFIG)
     if list_ or tool is None:
         if as_json:
             print_json({"clients": [_describe_client(name) for name in CLIENTS]})
             return
-        columns = (Column("tool"), Column("what it is"), Column("--apply"))
+        columns = (Column("tool"), Column("client"), Column("--apply"))
         rows = [
             (name, client.title, client.destination if client.edit else "-")
             for name, client in CLIENTS.items()
@@ -505,8 +512,8 @@ def connect(  # noqa: PLR0913, PLR0917 - one parameter for each option
         return
     if tool not in CLIENTS:
         close = get_close_matches(tool, CLIENTS, n=1)
-        hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` names those that are known"
-        exit_with_error(f"{escape_unprintable(tool)!r}: no such client{hint}", BAD_CONFIG)
+        hint = f", did you mean {close[0]!r}?" if close else "; `connect --list` prints the supported clients"
+        exit_with_error(f"{escape_unprintable(tool)!r}: unknown client{hint}", BAD_CONFIG)
     target = _resolve_base_url(url, config)
     get_window = partial(_resolve_window, window, config, url)
     if apply:
@@ -544,12 +551,10 @@ def _resolve_base_url(url: str | None, config: Path | None) -> str:
     if url is None:
         server = load_config(config, os.environ).config.server
         if server.unix_socket is not None:
-            exit_with_error(
-                "server.unix_socket is configured, which clients cannot use; give --url", BAD_CONFIG
-            )
+            exit_with_error("clients cannot use the configured server.unix_socket; set --url", BAD_CONFIG)
         url = build_local_url(server).removesuffix(server.base_path)
     if any(each in url for each in " \"'\\"):
-        exit_with_error("--url: a base URL such as http://127.0.0.1:4141", BAD_CONFIG)
+        exit_with_error("--url: not a base URL such as http://127.0.0.1:4141", BAD_CONFIG)
     return f"{parse_base_url(url)}/v1"
 
 
@@ -578,7 +583,8 @@ def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_wi
     edit = CLIENTS[tool].edit
     if edit is None:
         exit_with_error(
-            f"{tool}: no file that could be changed; without --apply the lines are printed", BAD_CONFIG
+            f"{tool}: connect cannot change a file of this client; run without --apply to print the settings",
+            BAD_CONFIG,
         )
     path = (file or Path(CLIENTS[tool].destination)).expanduser().resolve()
     try:
@@ -586,11 +592,11 @@ def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_wi
         new_text = _edit_text(before, lambda text: edit(text, url, model, get_window))
     except (ClientConfigError, UnicodeDecodeError) as error:
         why = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        exit_with_error(f"{path}: left alone: {why}", FAILED)
+        exit_with_error(f"{path}: not changed: {why}", FAILED)
     except OSError as error:
-        exit_with_error(f"{path}: cannot be read: {error.strerror}", FAILED)
+        exit_with_error(f"{path}: cannot read the file: {error.strerror}", FAILED)
     if new_text == before:
-        print(f"{path}: is so already")
+        print(f"{path}: already up to date")
         return
     name = str(path)
     changes = unified_diff(before.splitlines(), new_text.splitlines(), name, name, n=1, lineterm="")
@@ -598,8 +604,8 @@ def _edit_client_file(tool: str, url: str, model: str, file: Path | None, get_wi
     try:
         backup = _replace_file(path, new_text)
     except OSError as error:
-        exit_with_error(f"{path}: cannot be written: {error.strerror}", FAILED)
-    print(f"{path}: written{f'; as it was: {backup}' if backup else ''}")
+        exit_with_error(f"{path}: cannot write the file: {error.strerror}", FAILED)
+    print(f"{path}: updated{f'; backup: {backup}' if backup else ''}")
 
 
 def _read_config_file(path: Path) -> bytes:
@@ -610,11 +616,11 @@ def _read_config_file(path: Path) -> bytes:
             Reading from a pipe, for example, might never end.
     """
     if not path.is_file():
-        raise ClientConfigError("it is no regular file")
+        raise ClientConfigError("it is not a regular file")
     with path.open("rb") as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
-        raise ClientConfigError(f"it is larger than {MAX_FILE_BYTES:,} bytes")
+        raise ClientConfigError(f"the file is larger than {MAX_FILE_BYTES:,} bytes")
     return content
 
 

@@ -30,29 +30,34 @@ if TYPE_CHECKING:
 FAILED = 1  # not found, refused, or any other failure
 BAD_CONFIG = 2  # bad configuration or bad usage; typer exits with 2 for bad usage, too
 INTERRUPTED = 130
-HEADER_FORMAT = "a header is written as 'name: value'"
+HEADER_FORMAT = "write a header as 'name: value'"
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Default: $COMPACTION_PROXY_CONFIG, else ./config.yaml."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Configuration file. Default: $COMPACTION_PROXY_CONFIG or ./config.yaml.",
+    ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 UpstreamOption = Annotated[str | None, typer.Option("--upstream", help="Base URL of the provider.")]
 UrlOption = Annotated[
-    str | None, typer.Option("--url", metavar="URL", help="Base URL of the proxy; default: as configured.")
+    str | None,
+    typer.Option("--url", metavar="URL", help="Base URL of the proxy. Default: from the configuration."),
 ]
 KeyOption = Annotated[
     Path | None,
     typer.Option(
-        "--admin-key-file", metavar="FILE", help="Holds the admin key; default: the configured one."
+        "--admin-key-file", metavar="FILE", help="File with the admin key. Default: the configured key."
     ),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 SessionArgument = Annotated[
     str,
     typer.Argument(
         metavar="ID",
-        help="Id of a conversation, as much of it as no other begins with, or the client's own session id.",
+        help="Conversation id or a unique prefix of it, or the client's own session id.",
     ),
 ]
 UNKNOWN = "n/a"
@@ -169,9 +174,9 @@ def confirm_deletion(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        exit_with_error("nothing deleted: without a terminal, give --yes", FAILED)
+        exit_with_error("nothing was deleted: without a terminal, --yes is required", FAILED)
     if not typer.confirm(question, err=True):
-        exit_with_error("nothing deleted", FAILED)
+        exit_with_error("nothing was deleted", FAILED)
 
 
 @contextmanager
@@ -241,9 +246,9 @@ def parse_header(text: str) -> tuple[str, str]:
     try:
         header = Path(text).read_text("utf-8") if is_file else text
     except OSError as error:
-        raise ProxyError(f"{text}: cannot be read: {error.strerror}") from None
+        raise ProxyError(f"{text}: cannot read the file: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ProxyError(f"{text}: is not UTF-8") from None
+        raise ProxyError(f"{text}: the file is not UTF-8") from None
     name, colon, value = header.strip().partition(":")
     if not colon or not name.strip():
         raise ProxyError(HEADER_FORMAT)

@@ -126,7 +126,7 @@ def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_jso
     try:
         loaded = load_config(config, os.environ, overrides)
     except ConfigError as error:
-        fix = "correct it; `compaction-proxy config schema` and docs/configuration.md describe every key"
+        fix = "correct the key; docs/configuration.md and `compaction-proxy config schema` describe all keys"
         findings = [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
         code = BAD_CONFIG
     else:
@@ -145,7 +145,9 @@ async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Findin
     return [
         Finding(OK, "configuration", str(loaded.path or "built-in defaults and the environment")),
         *(
-            Finding(WARNING, "configuration", line, "change it, or leave it where it is meant")
+            Finding(
+                WARNING, "configuration", line, "change the setting, or ignore this warning if it is intended"
+            )
             for line in loaded.warnings
         ),
         *check_host(loaded.config, os.environ),
@@ -185,18 +187,20 @@ def check_address(server: ServerSection) -> Finding:
     where = f"unix:{server.unix_socket}" if server.unix_socket else f"{server.host}:{server.port}"
     state = fetch_state(create_local_client(server))
     if state is not None:
-        what = f"{where}: version {state.version} of this proxy answers"
+        what = f"{where}: compaction-proxy {state.version} is running there"
         if not state.problems:
             return Finding(OK, "address", what)
-        what += f", and says that it is degraded: {' '.join(state.problems)}"
-        return Finding(WARNING, "address", what, "read the fixes in its banner or on its dashboard")
+        what += f", but is degraded: {' '.join(state.problems)}"
+        return Finding(WARNING, "address", what, "see the fixes in its start-up banner or on its dashboard")
     try:
         bound = open_listener(server)
     except ConfigError as error:
-        return Finding(ERROR, "address", str(error), "end what listens there, or choose another server.port")
+        return Finding(
+            ERROR, "address", str(error), "stop the server that uses the port, or change server.port"
+        )
     with serving.remove_socket_on_exit(bound):
         bound.close()
-    return Finding(OK, "address", f"{where}: free, nothing is running there")
+    return Finding(OK, "address", f"{where}: the address is free")
 
 
 def check_running_upstream(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -212,14 +216,16 @@ def check_running_upstream(config: Config, environ: Mapping[str, str]) -> Iterat
     try:
         values = read_rows(client.get("/config"), "values")
     except (AdminRefusedError, AdminUnreachableError) as error:
-        what = f"that of the running proxy is not known: {error}; the checks below ask {configured}"
-        yield Finding(NOTE, "upstream", what, "give doctor the options, variables and --config of `serve`")
+        what = f"cannot read the upstream of the running proxy: {error}; the checks below use {configured}"
+        yield Finding(
+            NOTE, "upstream", what, "run doctor with the options, variables and --config of `serve`"
+        )
         return
     running = next((each.get("value") for each in values if each.get("key") == "upstream.base_url"), None)
     if isinstance(running, str) and running.rstrip("/") != configured.rstrip("/"):
         shown = escape_unprintable(running)
-        what = f"the running proxy forwards to {shown}, and the checks below ask {configured}"
-        fix = f"give doctor the options, variables and --config of `serve`, such as --upstream {shown}"
+        what = f"the running proxy forwards to {shown}, but the checks below use {configured}"
+        fix = f"run doctor with the options, variables and --config of `serve`, such as --upstream {shown}"
         yield Finding(WARNING, "upstream", what, fix)
 
 
@@ -230,24 +236,26 @@ def check_admin_key(config: Config, environ: Mapping[str, str]) -> Finding:
     the admin API needs no key.
     """
     key, name = config.server.admin_key.get_secret_value(), "admin key"
-    fix = f"set server.admin_key, such as from `{STRONG_KEY}`"
+    fix = f"set server.admin_key, for example to the output of `{STRONG_KEY}`"
     if key == NO_ADMIN_KEY:
-        what = "off, so tunnels to this machine and its other users can use the admin API, too"
-        return Finding(WARNING, name, what, "remove server.admin_key: none, so that the proxy makes a key")
+        what = "disabled: other users of this machine, and tunnels to it, can use the admin API"
+        return Finding(WARNING, name, what, "remove `server.admin_key: none`; the proxy then generates a key")
     if key and (len(key) < WEAK_KEY_CHARACTERS or len(set(key)) < WEAK_KEY_KINDS):
-        return Finding(WARNING, name, "easy to guess", f"take a longer one, such as from `{STRONG_KEY}`")
+        return Finding(
+            WARNING, name, "too weak", f"set a longer key, for example the output of `{STRONG_KEY}`"
+        )
     if key:
         return Finding(OK, name, "set")
     if not is_bound_to_loopback(config.server):
-        return Finding(WARNING, name, "none, so that the admin API is closed at this address", fix)
+        return Finding(WARNING, name, "not set, so the admin API is disabled at this address", fix)
     try:
         path = find_key_path(config, environ)
         is_made = os.path.lexists(path)
         if is_made:
             load_or_create_key(path)
     except AdminKeyError as error:
-        return Finding(WARNING, name, f"none, so that the admin API is closed: {error}", fix)
-    return Finding(OK, name, f"{'in' if is_made else 'made at the first start, in'} {path}")
+        return Finding(WARNING, name, f"not set, so the admin API is disabled: {error}", fix)
+    return Finding(OK, name, f"{'saved in' if is_made else 'will be generated at the first start in'} {path}")
 
 
 def check_open_files() -> Finding:
@@ -256,15 +264,15 @@ def check_open_files() -> Finding:
     Warns if the number is below `MIN_DESCRIPTORS`.
     """
     if sys.platform == "win32":
-        return Finding(NOTE, "open files", "no limit that could be read here")
+        return Finding(NOTE, "open files", "the limit is unknown on this platform")
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if allowed < MIN_DESCRIPTORS:
-        fix = "raise it: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of a container"
-        return Finding(WARNING, "open files", f"{allowed:,} at most, two for each request", fix)
-    return Finding(OK, "open files", f"{allowed:,} at most")
+        fix = "raise the limit: `ulimit -Hn`, LimitNOFILE of systemd, or ulimits of the container"
+        return Finding(WARNING, "open files", f"limit {allowed:,}; each request needs two", fix)
+    return Finding(OK, "open files", f"limit {allowed:,}")
 
 
 def check_body_memory(server: ServerSection) -> Finding:
@@ -273,10 +281,12 @@ def check_body_memory(server: ServerSection) -> Finding:
     Warns if the largest allowed request body has more bytes.
     """
     budget_bytes = choose_body_budget(server)
-    what = f"{budget_bytes:,} bytes of request bodies at once in each process"
+    what = f"up to {budget_bytes:,} bytes of request bodies per process"
     if budget_bytes < server.max_body_bytes:
-        what += f", less than server.max_body_bytes ({server.max_body_bytes:,}): larger bodies get 413"
-        fix = "give it more memory, or lower server.max_body_bytes"
+        what += (
+            f", less than server.max_body_bytes ({server.max_body_bytes:,}): larger requests fail with 413"
+        )
+        fix = "increase the memory limit, or lower server.max_body_bytes"
         return Finding(WARNING, "memory", what, fix)
     return Finding(OK, "memory", what)
 
@@ -291,12 +301,12 @@ def check_environment_proxies(config: Config, environ: Mapping[str, str]) -> Ite
     proxy_url = read_environment_proxies().get_proxy_url(target.scheme, target.host, target.port)
     if proxy_url is not None:
         what = f"requests to {target.host} go through {mask_passwords(proxy_url)}"
-        yield Finding(NOTE, "proxy", what, f"NO_PROXY={target.host}, if that is not meant")
+        yield Finding(NOTE, "outgoing proxy", what, f"set NO_PROXY={target.host} if this is not intended")
     else:
-        yield Finding(OK, "proxy", f"{target.host} is asked directly")
+        yield Finding(OK, "outgoing proxy", f"none for {target.host}")
     client_url = environ.get("OPENAI_BASE_URL", "")
     if client_url and client_url.rstrip("/") != f"{build_local_url(config.server).rstrip('/')}/v1":
-        what = "OPENAI_BASE_URL is set, and is for clients: the upstream is never taken from it"
+        what = "OPENAI_BASE_URL is set. Only clients use it; the proxy ignores it"
         yield Finding(NOTE, "environment", what)
 
 
@@ -316,7 +326,7 @@ def check_extras(config: Config) -> Iterator[Finding]:
             )
         else:
             fix = f"pip install 'compaction-proxy[{name}]'"
-            yield Finding(ERROR, "extras", f"{name}: configured, and not installed", fix)
+            yield Finding(ERROR, "extras", f"{name}: configured, but not installed", fix)
 
 
 def _is_installed(module: str) -> bool:
@@ -333,21 +343,17 @@ def check_tokenizer() -> Finding:
     texts = read_golden_texts()
     wrong = sum(counter.count(each.text, "gpt-5") != each.tokens for each in texts)
     if wrong or problems:
-        what = (
-            problems[0]
-            if problems
-            else f"{wrong} of {len(texts)} texts are counted otherwise than they should be"
-        )
-        return Finding(ERROR, "tokenizer", what, "install the package again")
-    return Finding(OK, "tokenizer", f"{len(texts)} texts are counted as they should be")
+        what = problems[0] if problems else f"{wrong} of {len(texts)} samples have a wrong token count"
+        return Finding(ERROR, "tokenizer", what, "reinstall the package")
+    return Finding(OK, "tokenizer", f"verified against {len(texts)} samples")
 
 
 def check_search() -> Finding:
     """Checks whether SQLite has the extension FTS5, which the search in the archive needs."""
     if is_fts5_available():
-        return Finding(OK, "search", "SQLite's FTS5 is there")
+        return Finding(OK, "search", "SQLite has the extension FTS5")
     return Finding(
-        WARNING, "search", FTS5_MISSING.rstrip("."), "take a Python whose SQLite has it, such as uv's"
+        WARNING, "search", FTS5_MISSING.rstrip("."), "use a Python whose SQLite has FTS5, such as uv's"
     )
 
 
@@ -363,7 +369,7 @@ async def check_store(config: Config, origin: str = "") -> AsyncIterator[Finding
     """
     url = config.store.url or MEMORY
     if url == MEMORY and origin == "default":
-        yield Finding(WARNING, "store", "the proxy has no folder to which it can write", NO_DATA_FOLDER.fix)
+        yield Finding(WARNING, "store", "the proxy has no writable data folder", NO_DATA_FOLDER.fix)
     path = get_store_path(url)
     if path is not None:
         for each in check_disk(path):
@@ -394,9 +400,9 @@ def check_disk(path: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     room = f"{free / 1024**3:.1f} GiB free in {folder}"
     if free < NO_SPACE_BYTES:
-        yield Finding(ERROR, "disk", room, "make room, or name another place in store.url")
+        yield Finding(ERROR, "disk", room, "free disk space, or set another location in store.url")
     elif free < LOW_SPACE_BYTES:
-        yield Finding(WARNING, "disk", room, "make room: the store takes up to 2 GiB with its log")
+        yield Finding(WARNING, "disk", room, "free disk space: the store and its log take up to 2 GiB")
     else:
         yield Finding(OK, "disk", room)
     if not path.exists():
@@ -407,18 +413,20 @@ def check_disk(path: Path) -> Iterator[Finding]:
             continue
         status = each.stat()
         if status.st_mode & _OTHERS:
-            yield Finding(WARNING, "store", f"{each}: others may read it", f"chmod 600 '{each}'")
+            yield Finding(WARNING, "store", f"{each}: other users can read the file", f"chmod 600 '{each}'")
         else:
-            yield Finding(OK, "store", f"{each}: {status.st_size / 1024**2:.1f} MiB, for its owner only")
+            yield Finding(
+                OK, "store", f"{each}: {status.st_size / 1024**2:.1f} MiB, readable only by its owner"
+            )
 
 
 def _check_new_store(path: Path, folder: Path) -> Finding:
     """Checks whether the proxy can create a store file. `folder` is the nearest path above it that exists."""
     if not folder.is_dir():
-        what, fix = f"{path}: {folder} is a file, and no folder", "name another file in store.url"
+        what, fix = f"{path}: {folder} is a file, not a folder", "set another path in store.url"
         return Finding(ERROR, "store", what, fix)
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(ERROR, "store", f"{folder} cannot be written to", "let this user write there")
+        return Finding(ERROR, "store", f"{folder} is not writable", "give this user write permission")
     return Finding(OK, "store", f"{path}: does not exist yet; the first start creates it")
 
 
@@ -441,11 +449,14 @@ async def _check_round_trip(store: Store, display_url: str, key_name: str) -> Fi
     took_s = time.monotonic() - started_at
     if not is_same:
         return Finding(
-            ERROR, "store", f"{display_url}: does not give back what was written", "look at its settings"
+            ERROR,
+            "store",
+            f"{display_url}: a value that was written cannot be read back",
+            "check the settings of the store",
         )
     if took_s > SLOW_S:
         return Finding(
-            WARNING, "store", f"{display_url}: slow, {took_s:.2f} s", "bring it nearer to the proxy"
+            WARNING, "store", f"{display_url}: slow, {took_s:.2f} s", "run the store closer to the proxy"
         )
     return Finding(OK, "store", f"{display_url}: written and read back in {took_s * 1000:.0f} ms")
 
@@ -457,16 +468,16 @@ async def _check_secret(config: Config, url: str, store: Store) -> Finding:
     otherwise they do not find each other's stored data.
     """
     if config.server.secret.get_secret_value():
-        what = "configured" + ("; all replicas must have the same" if is_shared_store(url) else "")
+        what = "configured" + ("; must be the same for all replicas" if is_shared_store(url) else "")
         return Finding(OK, "secret", what)
     failures: list[StoreUnavailableError] = []
     has_agreed = await TenantSecret(config, url, store, failures.append).sync_with_store()
     if failures or not has_agreed:
-        what = str(failures[0]) if failures else "the store does not give it"
-        return Finding(ERROR, "secret", what, "set server.secret, or repair what holds the secret")
+        what = str(failures[0]) if failures else "the proxy cannot read its secret from the store"
+        return Finding(ERROR, "secret", what, "set server.secret, or repair the store")
     if is_shared_store(url):
-        return Finding(OK, "secret", "in the store, the same for all replicas")
-    return Finding(OK if get_store_path(url) else NOTE, "secret", "of this installation")
+        return Finding(OK, "secret", "in the store, shared by all replicas")
+    return Finding(OK if get_store_path(url) else NOTE, "secret", "valid for this installation")
 
 
 async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Finding]:
@@ -541,7 +552,7 @@ async def _check_provider(
         listed = await fetch_list(base_url, provider.api_key, provider.wire)
     except ProxyError as error:
         what = f"{base_url} cannot be reached: {error}"
-        yield Finding(ERROR, "upstream", what, f"correct {provider.url_key}, or start the server there")
+        yield Finding(ERROR, "upstream", what, f"correct {provider.url_key}, or start the server")
         return
     yield _check_model_list(provider, listed)
     skew_s = 0.0
@@ -549,30 +560,32 @@ async def _check_provider(
         date = listed.response.headers.get("date", "")
         skew_s = abs(parsedate_to_datetime(date).timestamp() - time.time())
     if skew_s > MAX_CLOCK_SKEW_S:
-        what = f"differs from the upstream's by {skew_s:.0f} s"
-        yield Finding(WARNING, "clock", what, "keep it right with NTP")
+        what = f"this machine's clock differs from the upstream's by {skew_s:.0f} s"
+        yield Finding(WARNING, "clock", what, "synchronise the clock with NTP")
     if await _is_compaction_proxy(transport, base_url):
-        what = "a compaction-proxy answers there, perhaps this very one"
-        yield Finding(WARNING, "upstream", what, f"name the provider itself in {provider.url_key}")
+        what = "the upstream is a compaction-proxy, perhaps this one"
+        yield Finding(WARNING, "upstream", what, f"set {provider.url_key} to the base URL of the provider")
 
 
 def _check_model_list(provider: _Provider, listed: ModelList) -> Finding:
     """Checks the response of a provider to the request for its models."""
     base_url, status = provider.base_url, listed.response.status_code
     if status in _UNAUTHORIZED and provider.api_key:
-        what = f"{base_url}: refuses {provider.api_key_key} ({status})"
+        what = f"{base_url}: rejects {provider.api_key_key} ({status})"
         return Finding(ERROR, "upstream", what, f"set a valid key in {provider.api_key_key}")
     if status in _UNAUTHORIZED:
-        return Finding(OK, "upstream", f"{base_url}: answers, and wants the key that each client brings")
+        return Finding(OK, "upstream", f"{base_url}: reachable; clients must send their own keys")
     if listed.names:
         took_ms = listed.response.elapsed.total_seconds() * 1000
         return Finding(
             OK, "upstream", f"{base_url}: {format_quantity(len(listed.names), 'model')} in {took_ms:.0f} ms"
         )
     if status >= 500:
-        return Finding(ERROR, "upstream", f"{base_url}: answers {status}", "look at the provider's state")
-    what = f"{base_url}: answers {status}, with no list of models"
-    fix = f"make sure that {provider.url_key} ends as clients know it, in /v1"
+        return Finding(
+            ERROR, "upstream", f"{base_url}: responds with {status}", "check the status page of the provider"
+        )
+    what = f"{base_url}: responds with {status}, without a list of models"
+    fix = f"check that {provider.url_key} is the base URL that clients use, usually ending in /v1"
     return Finding(WARNING, "upstream", what, fix)
 
 
@@ -607,13 +620,11 @@ async def _check_local_windows(
     windows = await asyncio.gather(*(discovery.discover_window(base_url, headers, name) for name in names))
     for name, window in zip(names, windows, strict=True):
         if window is not None:
-            yield Finding(OK, "window", f"{name}: {window:,} tokens, as the upstream reports")
+            yield Finding(OK, "window", f"{name}: {window:,} tokens, reported by the upstream")
         else:
             supposed = find_shipped_window(name) or FALLBACK_WINDOW
-            what = f"{name}: {supposed:,} tokens are assumed, because the upstream does not report its window"
-            fix = (
-                f"set models.{name}.window if that is wrong; some servers report it once the model is loaded"
-            )
+            what = f"{name}: the upstream reports no window, so {supposed:,} tokens are assumed"
+            fix = f"set models.{name}.window if this is wrong; some servers report it only for loaded models"
             yield Finding(NOTE, "window", what, fix)
 
 
@@ -622,15 +633,17 @@ async def _check_summary_model(
 ) -> Finding:
     """Checks whether the provider has a summary model and accepts its key."""
     if model.model in {"none", "same"}:
-        what = "none: texts are made without a model" if model.model == "none" else "that of each request"
+        what = "the model of each request"
+        if model.model == "none":
+            what = "none: the proxy writes extracts without a model"
         return Finding(OK, "summary model", what)
     try:
         listed = await fetch_list(model.base_url, model.api_key, model.wire)
     except ProxyError as error:
         what = f"{model.model}: {model.base_url} cannot be reached: {error}"
-        return Finding(ERROR, "summary model", what, f"correct {model.url_key}, or start the server there")
+        return Finding(ERROR, "summary model", what, f"correct {model.url_key}, or start the server")
     if listed.response.status_code == httpx.codes.UNAUTHORIZED and model.api_key:
-        what = f"{model.model}: {model.base_url} refuses {model.api_key_key} (401)"
+        what = f"{model.model}: {model.base_url} rejects {model.api_key_key} (401)"
         return Finding(ERROR, "summary model", what, f"set a valid key in {model.api_key_key}")
     return _check_window(config, model, listed)
 
@@ -642,13 +655,15 @@ def _check_window(config: Config, model: ConfiguredSummaryModel, listed: ModelLi
     """
     name = model.model
     if listed.lacks_model(name):
-        what = f"{name}: not among the {len(listed.names):,} models of {model.base_url}"
-        return Finding(WARNING, "summary model", what, f"name one that it has in {model.model_key}")
+        what = f"{name}: {model.base_url} lists {len(listed.names):,} models, but not this one"
+        return Finding(WARNING, "summary model", what, f"set {model.model_key} to one of these models")
     known_window = get_model_settings(config, name).window or find_shipped_window(name)
     window, note = (known_window, "") if known_window else (FALLBACK_WINDOW, ", assumed")
     if window < SMALL_WINDOW_TOKENS:
-        what = f"{name}: {window:,} tokens at once, so that a long conversation takes many calls"
-        return Finding(WARNING, "summary model", what, f"name one with a larger window in {model.model_key}")
+        what = f"{name}: a window of {window:,} tokens, so long conversations need many summary calls"
+        return Finding(
+            WARNING, "summary model", what, f"set {model.model_key} to a model with a larger window"
+        )
     return Finding(OK, "summary model", f"{name}: {window:,} tokens{note}")
 
 
@@ -658,7 +673,7 @@ async def _probe_summary_model(transport: EngineTransport, model: ConfiguredSumm
     Does not ask if no key is configured. In this case, summary calls use the keys of clients.
     """
     if not model.api_key:
-        return Finding(NOTE, "summary probe", f"{model.model}: not asked, because clients bring the key")
+        return Finding(NOTE, "summary probe", f"{model.model}: not called, because clients send the key")
     wire = WIRES[model.wire]
     call = SummaryCall(
         url=model.base_url.rstrip("/") + wire.summary_call_format.path,
@@ -678,4 +693,4 @@ async def _probe_summary_model(transport: EngineTransport, model: ConfiguredSumm
         fix = f"correct {model.url_key if error.reason == 'unreachable' else wrong}"
         return Finding(ERROR, "summary probe", f"{model.model}: {describe_reason(error.reason)}", fix)
     spent = answer.prompt_tokens + answer.completion_tokens
-    return Finding(OK, "summary probe", f"{model.model}: answered, for {spent:,} tokens")
+    return Finding(OK, "summary probe", f"{model.model}: works ({spent:,} tokens used)")

@@ -65,7 +65,9 @@ async def _delete_data(
         return await store.delete_prefix(tenant_prefix(tenant_id))
     conversation = find_conversation_id(session, config.session.headers, secret.current_key, tenant_id)
     if conversation is None:
-        raise ProxyError("session.headers names no such header, or its value is no session id")
+        raise ProxyError(
+            "session.headers does not contain this header, or its value is not a valid session id"
+        )
     return await _delete_conversation(store, tenant_id, conversation)
 
 

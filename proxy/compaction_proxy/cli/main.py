@@ -37,24 +37,24 @@ from compaction_proxy.cli.sessions import search, sessions_app
 from compaction_proxy.cli.ui import ui
 from compaction_proxy.cli.watch import watch
 
-config_app = create_group("Look at the configuration.")
+config_app = create_group("Show and check the configuration.")
 DEFAULT_FILE = Path("config.yaml")
 
 # Content of the file that `config init` writes, with the few keys that users often change.
 # docs/configuration.md describes every key.
 STARTER = """\
-# compaction-proxy: what is left out has its default; `compaction-proxy config show` prints everything.
+# compaction-proxy: keys that are not set keep their defaults; `compaction-proxy config show` prints all.
 server:
   host: 127.0.0.1
   port: 4141
-  # admin_key: ${COMPACTION_PROXY_ADMIN_KEY}     # left out: made at the first start, on loopback only
+  # admin_key: ${COMPACTION_PROXY_ADMIN_KEY}     # default: generated at the first start, on loopback only
 
 upstream:
   base_url: https://api.openai.com/v1
-  # api_key: ${OPENAI_API_KEY}                   # left out: each client's own key passes through
+  # api_key: ${OPENAI_API_KEY}                   # default: each client's own key is forwarded
 
 store:
-  # url: redis://localhost:6379/0                # left out: $REDIS_URL, else a file in the user's data folder
+  # url: redis://localhost:6379/0                # default: $REDIS_URL, or a file in your data folder
   ttl: 30d
 
 compaction:
@@ -62,7 +62,7 @@ compaction:
   strategy: anchored
 
 # summary:
-#   model: gpt-5.4-mini                          # left out: a cheap model of the upstream's
+#   model: gpt-5.4-mini                          # default: a cheap model of the upstream
 
 # models:
 #   my-local-*: {window: 32768}
@@ -72,7 +72,7 @@ compaction:
 @config_app.command()
 def show(
     config: ConfigOption = None,
-    origin: Annotated[bool, typer.Option("--origin", help="Say where each value comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Print the source of each value.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print every configuration key and its value. Secrets are masked."""
@@ -97,17 +97,17 @@ def show(
 
 @config_app.command()
 def init(
-    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write it.")] = DEFAULT_FILE,
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="File to write.")] = DEFAULT_FILE,
 ) -> None:
     """Write a configuration file with the few keys that users often change. Never overwrites a file."""
     try:
         with file.open("x", encoding="utf-8") as stream:
             stream.write(STARTER)
     except FileExistsError:
-        exit_with_error(f"{file}: exists already, and is left alone", FAILED)
+        exit_with_error(f"{file}: already exists and was not changed", FAILED)
     except OSError as error:
-        exit_with_error(f"{file}: cannot be written: {error.strerror}", FAILED)
-    print(f"written: {file}")
+        exit_with_error(f"{file}: cannot write the file: {error.strerror}", FAILED)
+    print(f"wrote {file}")
 
 
 @config_app.command()
@@ -119,18 +119,21 @@ def schema() -> None:
     print(json.dumps(document, indent=2))
 
 
-app = create_group("An OpenAI-compatible proxy that keeps long conversations fitting.", "compaction-proxy")
+app = create_group(
+    "An OpenAI-compatible proxy that keeps long conversations within the model's context window.",
+    "compaction-proxy",
+)
 
 
 @app.command()
 def serve(
     config: ConfigOption = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on. 0 selects a free port.")] = None,
     upstream: UpstreamOption = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that share the port.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = None,
 ) -> None:
-    """Run the proxy until SIGINT (Ctrl-C) or SIGTERM stops it."""
+    """Start the proxy. Press Ctrl+C to stop it."""
     import gc
     import os
 
@@ -167,7 +170,7 @@ def serve(
 
 @app.command()
 def check(config: ConfigOption = None) -> None:
-    """Check whether `serve` would start with the configuration. Opens no store and asks no provider."""
+    """Validate the configuration without a connection to the store or to a provider."""
     from compaction_proxy.cli.serve import check_start
 
     loaded = load_config_and_print_warnings(config)
@@ -177,9 +180,11 @@ def check(config: ConfigOption = None) -> None:
 
 @app.command()
 def health(
-    url: Annotated[str | None, typer.Option(help="Base URL of the proxy; default: as configured.")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Base URL of the proxy. Default: from the configuration.")
+    ] = None,
 ) -> None:
-    """Check whether a running proxy is ready: exit with 0 if so, else with 1. For container health checks."""
+    """Check whether the proxy is ready. The exit code is 0 if it is ready, otherwise 1."""
     if url is None:
         client = create_local_client(load_config_and_print_warnings(None).config.server)
     else:
@@ -189,8 +194,12 @@ def health(
 
 @app.command()
 def forget(
-    credential: Annotated[str, typer.Option(help="Header that the client shows, or a file that holds it.")],
-    session: Annotated[str | None, typer.Option(help="Header that names one session; default: all.")] = None,
+    credential: Annotated[
+        str, typer.Option(help="Header with the client's credential, or a file that contains it.")
+    ],
+    session: Annotated[
+        str | None, typer.Option(help="Header that identifies one session. Default: all sessions.")
+    ] = None,
     yes: YesOption = False,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -203,8 +212,8 @@ def forget(
     settings = load_config_and_print_warnings(config).config
     credential_field = _encode_header(credential)
     session_field = _encode_header(session) if session else None
-    target = f"the session {session}" if session else "the client whose credential this is"
-    confirm_deletion(f"Delete all that is stored of {target}?", yes=yes)
+    target = f"the session {session}" if session else "the client with this credential"
+    confirm_deletion(f"Permanently delete all stored data of {target}?", yes=yes)
     with show_progress("deleting"):
         number = asyncio.run(forget_client(settings, credential_field, session_field))
     if as_json:
@@ -221,9 +230,9 @@ def _encode_header(text: str) -> list[tuple[bytes, bytes]]:
 
 @app.command()
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave proxy and provider running.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the proxy and the provider running.")] = False,
 ) -> None:
-    """Play a conversation that outgrows its model's context window, without and with the proxy.
+    """Run a conversation that outgrows the model's context window, without and with the proxy.
 
     Needs no key and no network.
     """
@@ -235,10 +244,10 @@ def demo(
 @app.command("demo-provider")
 def demo_provider(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4140,
-    window: Annotated[int, typer.Option(help="Prompt plus output, in tokens.")] = 8192,
+    port: Annotated[int, typer.Option(help="Port to listen on. 0 selects a free port.")] = 4140,
+    window: Annotated[int, typer.Option(help="Context window of the model, in tokens.")] = 8192,
 ) -> None:
-    """Serve the provider of the demo. Its replies are scripted, and no model is called."""
+    """Start the demo provider. Its replies are scripted, and it calls no model."""
     import asyncio
 
     from compaction_proxy.cli.demo.provider import serve_provider
@@ -275,7 +284,7 @@ def _handle_options(
 def doctor(
     probe: Annotated[
         bool,
-        typer.Option("--probe", help="Ask the summary model for one word; its provider may charge for it."),
+        typer.Option("--probe", help="Call the summary model once. The provider may charge for the call."),
     ] = False,
     upstream: UpstreamOption = None,
     config: ConfigOption = None,
@@ -283,7 +292,7 @@ def doctor(
 ) -> None:
     """Check the configuration, this machine, the store and the upstream, and suggest fixes.
 
-    Exits with 1 if a problem keeps the proxy from working, and with 2 if the configuration cannot be used.
+    The exit code is 1 if a problem prevents the proxy from working, and 2 if the configuration is invalid.
     """
     from compaction_proxy.cli.doctor import run_doctor
 

@@ -39,13 +39,13 @@ MAX_ANSWER_BYTES = 1024 * 1024
 
 def mcp(
     session: Annotated[
-        str | None, typer.Option(help="Header that names one session, such as 'x-session-id: 7'.")
+        str | None, typer.Option(help="Header that identifies one session, such as 'x-session-id: 7'.")
     ] = None,
     credential: Annotated[
         str | None,
         typer.Option(
-            help="Header that the client shows, or a file that holds it; "
-            f"default: ${', else $'.join(KEY_VARIABLES)}."
+            help="Header with the client's credential, or a file that contains it. "
+            f"Default: ${' or $'.join(KEY_VARIABLES)}."
         ),
     ] = None,
     url: UrlOption = None,
@@ -97,9 +97,9 @@ def call_tool(client: AdminClient, name: str, arguments: Mapping[str, Any]) -> "
         result = json.loads(data)["result"]
         return McpToolResult(str(result["content"][0]["text"]), bool(result.get("isError")))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        unknown = f"the server there is not a compaction-proxy (status {response.status})"
+        unknown = f"the server is not a compaction-proxy (status {response.status})"
         reason = parse_error_message(data) or unknown
-    return McpToolResult(f"The proxy at {client.display_url} refused: {reason}", is_error=True)
+    return McpToolResult(f"The proxy at {client.display_url} refused the request: {reason}", is_error=True)
 
 
 def _build_credential_header(credential: str | None) -> dict[str, str]:

@@ -31,9 +31,9 @@ _GLOB = frozenset("*?[")
 
 def models(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A model's name, or a part of it.")
+        str | None, typer.Argument(metavar="[NAME]", help="Name of a model, or a part of it.")
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every model of the shipped table, too.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Include all models of the shipped table.")] = False,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -110,7 +110,7 @@ def _format_models(rows: Iterable[dict[str, Any]], max_cells: int | None) -> lis
         Column("input $/M", is_right_aligned=True),
         Column("cached", is_right_aligned=True, is_optional=True),
         Column("output", is_right_aligned=True),
-        Column("dearer above", is_right_aligned=True, is_optional=True),
+        Column("higher price above", is_right_aligned=True, is_optional=True),
         Column("prices from", is_optional=True),
         Column("date", is_optional=True),
     )

@@ -34,7 +34,7 @@ TITLES = (
     "cost", "summaries", "net saved", "pays back",
 )  # fmt: skip
 NEVER = "(never)"
-UNITS_NOTE = "Costs are in thousand uncached input tokens: no price is known for a model that would be asked."
+UNITS_NOTE = "The price of a model is unknown, so costs are in thousands of uncached input tokens."
 # Columns that the table has only where the terminal is wide enough.
 OPTIONAL_TITLES = frozenset({"trigger", "calls", "cached", "largest", "summaries", "pays back"})
 
@@ -46,18 +46,29 @@ def _list_strategies() -> Iterable[str]:
 
 
 def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A request body, or a line for each: JSON.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="JSON file with a request body, or JSON Lines with one body per line."
+        ),
+    ],
     strategy: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Strategy to play; again for another.", autocompletion=_list_strategies
+            metavar="NAME",
+            help="Strategy to replay. Repeat the option for several.",
+            autocompletion=_list_strategies,
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Model asked; default: the recorded one.")] = None,
-    trigger_tokens: Annotated[int | None, typer.Option(min=1, help="T, in tokens.")] = None,
-    target_tokens: Annotated[int | None, typer.Option(min=1, help="What to shrink to, in tokens.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="Of the model, in tokens.")] = None,
-    every: Annotated[int, typer.Option(min=1, help="Play every so many requests only.")] = 1,
+    model: Annotated[
+        str | None, typer.Option(help="Model of the requests. Default: the recorded model.")
+    ] = None,
+    trigger_tokens: Annotated[int | None, typer.Option(min=1, help="Trigger threshold in tokens.")] = None,
+    target_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Size after a compaction, in tokens.")
+    ] = None,
+    window: Annotated[int | None, typer.Option(min=1, help="Context window of the model, in tokens.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Replay only every Nth request.")] = 1,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,7 +84,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter for each option
     names = strategy or [settings.compaction.strategy]
     for name in names:
         if name not in STRATEGIES:
-            exit_with_error(f"--strategy: {name} is none of {', '.join(STRATEGIES)}", BAD_CONFIG)
+            exit_with_error(f"--strategy: {name} is not one of {', '.join(STRATEGIES)}", BAD_CONFIG)
     logs.configure_logging("console", logging.CRITICAL)
     options = ReplayOptions(model, trigger_tokens, target_tokens, window, every)
     results = asyncio.run(_play_recordings(settings, file, list(dict.fromkeys(names)), options))

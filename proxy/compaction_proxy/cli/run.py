@@ -66,11 +66,11 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="CMD…", help="The command and its arguments.")],
     url: UrlOption = None,
     log: Annotated[
-        Path | None, typer.Option("--log", metavar="FILE", help="Log of a proxy that is started for it.")
+        Path | None, typer.Option("--log", metavar="FILE", help="Log file of the temporary proxy.")
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Run a command whose requests go through the running proxy, or through a new one if none runs.
+    """Run a command with the proxy. Uses the running proxy, or starts a temporary one.
 
     Exits with the command's exit code, or with 128 plus the number of the signal that ended the command.
     """
@@ -106,7 +106,7 @@ def _warn_if_environment_ignored(command: Sequence[str], url: str) -> None:
             pass
     instructions = remedy.format(url=base, root=base.removesuffix("/v1"))
     print(
-        f"compaction-proxy: {name} ignores the base URL in its environment: {instructions}", file=sys.stderr
+        f"compaction-proxy: {name} ignores the base URL in its environment; {instructions}", file=sys.stderr
     )
 
 
@@ -150,7 +150,7 @@ def _find_or_start_proxy(
     from compaction_proxy.cli.workers import run_background_proxy
 
     with run_background_proxy(settings, log) as proxy_url:
-        print(f"compaction-proxy listens on {proxy_url} while this runs", file=sys.stderr)
+        print(f"compaction-proxy listens on {proxy_url} until the command ends", file=sys.stderr)
         yield proxy_url, needs_key
 
 

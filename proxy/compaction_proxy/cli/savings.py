@@ -42,8 +42,8 @@ FIGURES = (
     "net saved",
 )  # fmt: skip
 
-# What sums do not include: the sums, the field that counts it, the field that counts all of its kind, and
-# what is not known of it.
+# The sums that exclude something. Each row has the unit of the sums, the field that counts what they exclude,
+# the field that counts the total, and the unknown values that are the reason.
 _LEFT_OUT = (
     ("tokens", "uncounted", "requests", "token counts"),
     ("dollars", "unpriced", "requests", "prices or token counts"),
@@ -52,22 +52,24 @@ _LEFT_OUT = (
 
 
 def savings(
-    since: Annotated[str, typer.Option(help="From when: 90m, 24h, 7d, or seconds since 1970.")] = "7d",
+    since: Annotated[
+        str, typer.Option(help="Start of the period: an age such as 90m, 24h or 7d, or Unix seconds.")
+    ] = "7d",
     by: Annotated[
-        str, typer.Option(help=f"A row for each: {', '.join(GROUPS)}.", autocompletion=lambda: GROUPS)
+        str, typer.Option(help=f"Print one row per {', '.join(GROUPS)}.", autocompletion=lambda: GROUPS)
     ] = "model",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Every figure of each row, comma-separated.")] = False,
-    share: Annotated[bool, typer.Option("--share", help="Five lines to paste.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print all figures as CSV.")] = False,
+    share: Annotated[bool, typer.Option("--share", help="Print a summary in five lines, to share.")] = False,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the tokens and dollars that compaction saved, and the cost of summaries and broken caches."""
+    """Show net savings in tokens and dollars, after the cost of summaries and cache misses."""
     if by not in GROUPS:
-        exit_with_error(f"--by: one of {', '.join(GROUPS)}", BAD_CONFIG)
+        exit_with_error(f"--by: choose one of {', '.join(GROUPS)}", BAD_CONFIG)
     if as_csv + share + as_json > 1:
-        exit_with_error("--csv, --share and --json: one of them", BAD_CONFIG)
+        exit_with_error("--csv, --share and --json: choose one of them", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get("/stats", since=since, by=by)
     rows = read_rows(answer, "rows")
     total = answer.get("total") if isinstance(answer, dict) else None
@@ -120,17 +122,17 @@ def format_overview(
     for sums, name, of, unknown in _LEFT_OUT:
         if total.get(name):
             counts = f"{format_count(total[name])} of {_format_total(total, of)}"
-            yield f"the {sums} leave out {counts}: their {unknown} are not known"
+            yield f"the {sums} exclude {counts}, because their {unknown} are unknown"
     if total.get("unpriced") or total.get("unpriced_summary_calls"):
         yield (
-            "`models` shows which prices are known"
+            "`compaction-proxy models` lists the known prices"
             if list_prices
             else describe_missing_price(list_prices=False)
         )
     begin = None if start is None else start // HOUR_S * HOUR_S
     until = "now"
     if total.get("last_at"):  # no earlier version has stored it
-        until = f"{_format_last_time(total)}, when the latest counted request came"
+        until = f"{_format_last_time(total)}, the time of the latest counted request"
     yield f"from {format_iso_time(begin)} to {until}"
 
 
@@ -199,15 +201,15 @@ def format_shareable_summary(since: str, total: SavingsFields, *, list_prices: b
         f"compaction-proxy, since {escape_unprintable(since)}{until}",
         (
             f"{format_quantity(total.get('requests'), 'request')}, "
-            f"{format_quantity(total.get('rounds'), 'round')} of compaction"
+            f"{format_quantity(total.get('rounds'), 'compaction')}"
         ),
-        f"{sent} tokens sent, {read} read with summaries ({less}){_format_coverage(total, 'uncounted')}",
+        f"{sent} tokens sent, {read} read including summaries ({less}){_format_coverage(total, 'uncounted')}",
         f"{cached} of the input came from the provider's cache",
-        f"{net} net saved: {gross}, less {loss} of cache and {summary} of summaries"
+        f"{net} net saved: {gross}, minus {loss} for cache misses and {summary} for summaries"
         f"{_format_coverage(total, 'unpriced')}"
         f"{_format_coverage(total, 'unpriced_summary_calls', 'summary_calls')}"
         if total.get("net_usd") is not None
-        else f"no dollars: {unpriced}",
+        else f"savings in dollars are unknown: {unpriced}",
     ]
 
 

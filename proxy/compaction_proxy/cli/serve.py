@@ -70,9 +70,10 @@ def _describe_trigger(config: Config) -> str:
     spending = compute_budget(DEFAULT_WINDOW_TOKENS, policy.reserves, None)
     tokens = compute_min_trigger(policy.trigger, spending)
     if tokens is None:
-        return "never by itself"
-    size = f"at {tokens:,} of {DEFAULT_WINDOW_TOKENS:,} tokens" if tokens else "by count"
-    return f"{size}, unless the model's window is known to be another"
+        return "no automatic compaction"
+    if not tokens:
+        return "compacts by number of messages"
+    return f"compacts at {tokens:,} of {DEFAULT_WINDOW_TOKENS:,} tokens (default window; adjusted per model)"
 
 
 def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
@@ -85,12 +86,12 @@ def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
     path = server.base_path + DASHBOARD_PATH
     if not key:
         why = f": {loaded.admin_key_problem}" if loaded.admin_key_problem else ""
-        return f"closed at this address until server.admin_key is set{why}"
+        return f"disabled at this address until you set server.admin_key{why}"
     if server.unix_socket is not None:
-        return f"http://localhost{path} over this socket"
+        return f"http://localhost{path} through this socket"
     if key == NO_ADMIN_KEY or not sys.stdout.isatty():
         return url + path
-    return f"{build_link(url + path, key)} (works once, within {LINK_TTL_S} s)"
+    return f"{build_link(url + path, key)} (works once, for {LINK_TTL_S} s)"
 
 
 def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str]] = ()) -> Iterator[str]:
@@ -103,12 +104,12 @@ def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str
     yield f"  upstream  {config.upstream.base_url}"
     yield f"  store     {mask_passwords(config.store.url or '')}"
     if compaction.mode == "bypass":
-        yield "  strategy  none: compaction.mode is bypass"
+        yield "  strategy  none, because compaction.mode is bypass"
     else:
-        shadow = " (shadow: reported, not done)" if compaction.mode == "shadow" else ""
+        shadow = " (shadow: only reported)" if compaction.mode == "shadow" else ""
         yield f"  strategy  {compaction.strategy}, {_describe_trigger(config)}{shadow}"
     if config.models:
-        yield f"  models    {', '.join(config.models)} have settings of their own"
+        yield f"  models    own settings for {', '.join(config.models)}"
     if config.server.workers > 1:
         yield f"  workers   {config.server.workers}"
     for label, text in notes:
@@ -117,7 +118,7 @@ def format_banner(loaded: LoadedConfig, url: str, notes: Iterable[tuple[str, str
     if config.server.unix_socket is None:
         yield f"  client    export OPENAI_BASE_URL={url}/v1"
     else:
-        yield "  client    OPENAI_BASE_URL=http://localhost/v1 over this socket"
+        yield "  client    OPENAI_BASE_URL=http://localhost/v1 through this socket"
 
 
 def get_drain_timeouts(server: ServerSection) -> serving.DrainTimeouts:
@@ -290,7 +291,7 @@ def _refuse_pipe(running: LoadedConfig) -> None:
         ConfigError: If the running configuration came from a pipe.
     """
     if running.path is not None and running.path.is_fifo():
-        raise ConfigError(f"{running.path}: a pipe cannot be read again; use a file")
+        raise ConfigError(f"{running.path}: the proxy cannot read a pipe again; use a file")
 
 
 def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
@@ -307,8 +308,10 @@ def _refuse_empty(loaded: LoadedConfig, running: LoadedConfig) -> None:
     has_content = loaded.path is not None and not loaded.is_empty
     if has_content or running.path is None or running.is_empty:
         return
-    problem = f"{running.path}: is gone" if loaded.path is None else f"{loaded.path}: is empty"
-    raise ConfigError(f"{problem}; `{{}}` in it takes everything back to the defaults")
+    problem = (
+        f"{running.path}: the file is missing" if loaded.path is None else f"{loaded.path}: the file is empty"
+    )
+    raise ConfigError(f"{problem}; to reset everything to the defaults, write `{{}}` into it")
 
 
 def log_refusal(error: ConfigError) -> None:

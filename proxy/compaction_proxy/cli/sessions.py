@@ -54,11 +54,11 @@ from compaction_proxy.support.formatting import (
     get_event_word,
 )
 
-sessions_app = create_group("Look at the conversations of a running proxy, and steer them.")
+sessions_app = create_group("Show and control the conversations of a running proxy.")
 ORDERS = ("last", "tokens", "net", "requests")
 MAX_LISTED = 1_000
-LimitOption = Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="How many at most.")]
-OffsetOption = Annotated[int, typer.Option(min=0, help="How many to leave out first.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=MAX_LISTED, help="Maximum number of results.")]
+OffsetOption = Annotated[int, typer.Option(min=0, help="Number of results to skip.")]
 JsonRow = Mapping[str, Any]
 
 _CONVERSATION_COLUMNS = (
@@ -121,8 +121,8 @@ _SAVED_TOKENS_FIELDS = (
 )
 _MONEY_FIELDS = (
     ("cost", "cost_usd"),
-    ("saved before losses", "gross_usd"),
-    ("lost by broken cache", "cache_loss_usd"),
+    ("gross saving", "gross_usd"),
+    ("cache loss", "cache_loss_usd"),
     ("summaries", "summary_usd"),
     ("net saved", "net_usd"),
 )
@@ -145,7 +145,7 @@ def _resolve_conversation(
 def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
     sort: Annotated[
         str,
-        typer.Option(help=f"By what, largest first: {', '.join(ORDERS)}.", autocompletion=lambda: ORDERS),
+        typer.Option(help=f"Sort order, largest first: {', '.join(ORDERS)}.", autocompletion=lambda: ORDERS),
     ] = "last",
     limit: LimitOption = 50,
     offset: OffsetOption = 0,
@@ -156,21 +156,26 @@ def list_conversations(  # noqa: PLR0913, PLR0917 - one for each option
     key: Annotated[
         str | None, typer.Option(help="Name of a client key, k_…, as in `savings --by key`.")
     ] = None,
-    label: Annotated[str | None, typer.Option(help="What its requests say in `x-compaction-label`.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Whose round is in force.")] = None,
-    status: Annotated[str | None, typer.Option(help="What was done with its last request.")] = None,
-    since: Annotated[
-        str | None, typer.Option(help="Last used after: 90m, 24h, 7d ago, or seconds since 1970.")
+    label: Annotated[
+        str | None, typer.Option(help="Label from the request header `x-compaction-label`.")
     ] = None,
-    until: Annotated[str | None, typer.Option(help="Last used before, likewise.")] = None,
+    strategy: Annotated[str | None, typer.Option(help="Strategy of the compaction in use.")] = None,
+    status: Annotated[str | None, typer.Option(help="Status of the last request.")] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Used after this time: an age such as 90m, 24h or 7d, or Unix seconds.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(help="Used before this time: an age such as 90m, 24h or 7d, or Unix seconds."),
+    ] = None,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List conversations, by default the last used first."""
+    """List conversations. The default order is the most recently used first."""
     if sort not in ORDERS:
-        exit_with_error(f"--sort: one of {', '.join(ORDERS)}", BAD_CONFIG)
+        exit_with_error(f"--sort: choose one of {', '.join(ORDERS)}", BAD_CONFIG)
     answer = create_admin_client(url, key_file, config).get(
         "/conversations",
         limit=limit,
@@ -240,7 +245,9 @@ def exchanges(
 def events(
     session: Annotated[
         str | None,
-        typer.Argument(metavar="[ID]", help="A conversation, as elsewhere; default: all conversations."),
+        typer.Argument(
+            metavar="[ID]", help="Conversation id, prefix or session id. Default: all conversations."
+        ),
     ] = None,
     limit: LimitOption = 50,
     offset: OffsetOption = 0,
@@ -278,7 +285,7 @@ def compact(
     """Compact the next request of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/compact")
-    _print_result(answer, f"{name}: its next request is compacted", as_json=as_json)
+    _print_result(answer, f"{name}: the proxy will compact the next request", as_json=as_json)
 
 
 @sessions_app.command()
@@ -289,11 +296,11 @@ def undo(
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take back the newest compaction in use. A prepared one that is not used yet is dropped, too.
+    """Undo the latest compaction. Also discards prepared compactions.
 
-    The next request is sent with the round before, or in full. No new round is made unless a request is over
-    the hard mark (`hard_percent` of the strategy): then one is made at once. `sessions bypass`, or the
-    request header `x-compaction: bypass`, prevents that.
+    The next request uses the compaction before it, or is sent in full. Automatic compaction is paused, unless
+    a request exceeds the hard mark (`hard_percent` of the strategy). To prevent that too, use
+    `sessions bypass` or the request header `x-compaction: bypass`.
     """
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/undo")
@@ -304,7 +311,9 @@ def undo(
 @sessions_app.command()
 def pin(
     session: SessionArgument,
-    text: Annotated[str, typer.Argument(help="What no round may lose: one line, up to 2,000 characters.")],
+    text: Annotated[
+        str, typer.Argument(help="Text to keep word for word: one line, up to 2,000 characters.")
+    ],
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -318,7 +327,7 @@ def pin(
 @sessions_app.command()
 def unpin(
     session: SessionArgument,
-    pin_id: Annotated[str, typer.Argument(metavar="PIN", help="Its id, as `sessions show` has it.")],
+    pin_id: Annotated[str, typer.Argument(metavar="PIN", help="Id of the pin, from `sessions show`.")],
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -340,7 +349,7 @@ def bypass(
     """Forward a conversation's requests unchanged until `sessions resume` ends the bypass."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/bypass")
-    line = f"{name}: its requests go on as they come; `sessions resume {name}` ends that"
+    line = f"{name}: the proxy forwards requests unchanged until `sessions resume {name}`"
     _print_result(answer, line, as_json=as_json)
 
 
@@ -355,14 +364,15 @@ def resume(
     """End the bypass of a conversation, so that its requests are compacted again."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     answer = client.send("POST", f"{path}/resume")
-    _print_result(answer, f"{name}: its requests are compacted again", as_json=as_json)
+    _print_result(answer, f"{name}: compaction is on again", as_json=as_json)
 
 
 @sessions_app.command()
 def export(
     session: SessionArgument,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="A new file; default: the terminal.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="New file to write. Default: standard output."),
     ] = None,
     url: UrlOption = None,
     key_file: KeyOption = None,
@@ -375,7 +385,7 @@ def export(
         print_json(record)
         return
     _write_export(output, record)
-    print(f"{name}: written to {output}")
+    print(f"{name}: saved to {output}")
 
 
 def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
@@ -388,15 +398,17 @@ def _write_export(path: Path, export: Any) -> None:  # noqa: ANN401 - JSON
             json.dump(export, file, indent=2)
             file.write("\n")
     except FileExistsError:
-        exit_with_error(f"{path}: exists already, and is left alone", FAILED)
+        exit_with_error(f"{path}: already exists and was not changed", FAILED)
     except OSError as error:
-        exit_with_error(f"{path}: cannot be written: {error.strerror}", FAILED)
+        exit_with_error(f"{path}: cannot write the file: {error.strerror}", FAILED)
 
 
 @sessions_app.command()
 def delete(
     session: SessionArgument,
-    tenant: Annotated[bool, typer.Option("--tenant", help="All conversations of its tenant, too.")] = False,
+    tenant: Annotated[
+        bool, typer.Option("--tenant", help="Delete all conversations of the same tenant.")
+    ] = False,
     yes: YesOption = False,
     url: UrlOption = None,
     key_file: KeyOption = None,
@@ -406,7 +418,7 @@ def delete(
     """Delete all stored data of a conversation."""
     client, name, path = _resolve_conversation(session, url, key_file, config)
     target = f"all conversations of the tenant of {name}" if tenant else name
-    confirm_deletion(f"Delete what is kept of {target}?", yes=yes)
+    confirm_deletion(f"Permanently delete all stored data of {target}?", yes=yes)
     answer = client.send("DELETE", f"{path}/tenant" if tenant else path)
     number = answer.get("deleted") if isinstance(answer, dict) else None
     _print_result(answer, f"{name}: {format_quantity(number, 'record')} deleted", as_json=as_json)
@@ -423,13 +435,13 @@ def _print_result(answer: object, line: str, *, as_json: bool) -> None:
 def _describe_undo(answer: JsonRow) -> Iterator[str]:
     """Yields lines on what an undo has changed. `answer` is the response of the admin API."""
     number, made = get_text(answer, "round"), format_time(answer.get("at"))
-    yield f"took back round {escape_unprintable(number)}, the newest in use (made {made})"
+    yield f"undid round {escape_unprintable(number)}, the latest compaction (made {made})"
     dropped = [str(each) for each in answer.get("dropped") or () if isinstance(each, int)]
     if dropped:
-        yield f"Dropped, too: round {', '.join(dropped)}, prepared and not used yet."
+        yield f"Also discarded prepared compactions: round {', '.join(dropped)}."
     yield (
         f"{_describe_request_after_undo(answer, answer.get('remaining'))} `sessions bypass`, or the request "
-        "header `x-compaction: bypass`, prevents that."
+        "header `x-compaction: bypass`, prevents this."
     )
 
 
@@ -452,12 +464,16 @@ def _print_pins(answer: object, *, as_json: bool) -> None:
 def search(
     session: SessionArgument,
     words: Annotated[
-        list[str], typer.Argument(metavar="WORDS…", help="What to look for; a phrase in quotes, begin*.")
+        list[str],
+        typer.Argument(
+            metavar="WORDS…",
+            help='Words to search for. Supports "exact phrases" and prefixes such as migrat*.',
+        ),
     ],
     everywhere: Annotated[
-        bool, typer.Option("--all", help="In all conversations of the tenant that ID belongs to.")
+        bool, typer.Option("--all", help="Search all conversations of the same tenant.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=50, help="How many at most.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=50, help="Maximum number of results.")] = 20,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -551,7 +567,7 @@ def format_conversation(
         # The output has this line only if the model has searched the archive.
         **({"searches by the model": format_count(totals["recalls"])} if totals.get("recalls") else {}),
         **_describe_savings(record, totals),
-        "set by hand": "; ".join(_describe_directives(record)) or "nothing",
+        "user actions": "; ".join(_describe_directives(record)) or "none",
     }
     width = max(map(len, figures))
     yield from (f"{title:{width}}  {escape_unprintable(value)}" for title, value in figures.items())
@@ -608,7 +624,7 @@ def _describe_context(last: JsonRow, totals: JsonRow, min_trigger: object) -> st
         size = f"{format_count(read['tokens_after'])} tokens"
         size += f" of {format_count(read['window'])}" if read.get("window") else ""
     elif read is last:
-        size = f"{format_count(last['prompt_tokens'])} tokens, as the provider counted them"
+        size = f"{format_count(last['prompt_tokens'])} tokens (counted by the provider)"
     else:
         size = UNKNOWN
     return f"{size}; compacts at {format_count(trigger)} tokens" if trigger else size
@@ -652,13 +668,15 @@ def _describe_directives(record: JsonRow) -> Iterator[str]:
     `record` is the conversation, as the admin API returns it.
     """
     if record.get("compact"):
-        yield "the next request is compacted"
+        yield "the next request will be compacted"
     if record.get("bypass"):
-        yield "bypass: requests go on as they come, until `sessions resume`"
+        yield "bypass: requests are forwarded unchanged until `sessions resume`"
     if record.get("suppressed"):
         hard_tokens = record.get("hard_tokens")
-        size = f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark"
-        yield f"after an undo, no new round until a request is over {size}, or `sessions compact`"
+        size = (
+            f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark (`hard_percent`)"
+        )
+        yield f"paused after an undo, until a request exceeds {size} or `sessions compact`"
 
 
 def _describe_round_state(row: JsonRow) -> str:

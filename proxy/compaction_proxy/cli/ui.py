@@ -20,10 +20,10 @@ def ui(url: UrlOption = None, key_file: KeyOption = None, config: ConfigOption =
     # the path of the URL is wrong, a provider may answer it.
     configuration = client.get("/config")
     if not isinstance(configuration, dict) or "values" not in configuration:
-        raise ProxyError(f"{client.display_url}: the server there is not a compaction-proxy")
+        raise ProxyError(f"{client.display_url}: the server is not a compaction-proxy")
     url, key = client.url + DASHBOARD_PATH, client.headers.get("authorization", "").removeprefix("Bearer ")
     if key in {"", NO_ADMIN_KEY}:
         print(url)  # the proxy has just answered without a key
         return
     print(build_link(url, key))
-    print(f"It works once, within {LINK_TTL_S} seconds.", file=sys.stderr)
+    print(f"The link works once, for {LINK_TTL_S} seconds.", file=sys.stderr)

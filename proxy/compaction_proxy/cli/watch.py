@@ -52,8 +52,8 @@ class StreamMessage(NamedTuple):
 
 
 def watch(
-    failures: Annotated[bool, typer.Option("--failures", help="Only what went wrong.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line, for programs.")] = False,
+    failures: Annotated[bool, typer.Option("--failures", help="Print failures only.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines.")] = False,
     url: UrlOption = None,
     key_file: KeyOption = None,
     config: ConfigOption = None,
@@ -61,7 +61,7 @@ def watch(
     """Print the events and exchanges of a running proxy as they happen, until interrupted."""
 
     def report_retry(reason: str) -> None:
-        print(f"{reason}; trying again", file=sys.stderr)
+        print(f"{reason}; retrying", file=sys.stderr)
 
     for message in follow_events(create_admin_client(url, key_file, config), report_retry):
         fields = _parse_fields(message.data)
@@ -157,7 +157,7 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     `upstream`, the line says which upstream has failed, why, and how often.
     """
     if kind == "lost":
-        return f"{format_quantity(fields.get('lost'), 'message')} left out, because too many came at once"
+        return f"{format_quantity(fields.get('lost'), 'message')} skipped: too many arrived at the same time"
     if kind == "upstream":
         return _format_upstream_line(fields)
     what = (
@@ -182,7 +182,7 @@ def format_event_line(kind: str, fields: Mapping[str, Any]) -> str:
     if isinstance(overhead_s, int | float):
         parts.append(f"overhead {overhead_s * 1000:.2f} ms")
     if kind == "exchange" and fields.get("code") == 0:
-        parts.append("no answer")
+        parts.append("no response")
     for name, label in _EXTRA_FIELDS:
         value = fields.get(name)
         if value not in (None, "", 0, SMALL):

@@ -316,7 +316,7 @@ class _WorkerSupervisor:
         if self.kill_at is None and (self.has_started or worker.is_up):
             pause_s = self._schedule_restart(worker)
         elif self.kill_at is None:
-            self.failure = self.failure or ProxyError("a worker did not start; the log says why")
+            self.failure = self.failure or ProxyError("a worker did not start; see the log")
             self._stop(now=True)
         if self.kill_at is None or process.exitcode:
             level = logging.WARNING if process.exitcode else logging.INFO

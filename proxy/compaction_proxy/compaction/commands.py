@@ -83,12 +83,12 @@ class UndoResult:
 
 
 def _build_not_found_error(resource: str, code: str) -> RequestRefusedError:
-    return RequestRefusedError(404, f"There is no such {resource}.", code)
+    return RequestRefusedError(404, f"The {resource} does not exist.", code)
 
 
 def _require_saved(saved: object) -> None:
     if not saved:
-        raise StoreUnavailableError("store-failed", "the store did not take it")
+        raise StoreUnavailableError("store-failed", "the store did not save the change")
 
 
 class ConversationCommands:
@@ -193,9 +193,7 @@ class ConversationCommands:
         installed = await self._history.list_installed_rounds(tenant, conversation)
         newest, remaining, *_ = [*(each for each in installed if each.place not in undone), None, None]
         if newest is None:
-            raise RequestRefusedError(
-                409, "The conversation has no round in use that could be undone.", "nothing_to_undo"
-            )
+            raise RequestRefusedError(409, "The conversation has no compaction to undo.", "nothing_to_undo")
         used = {each.place for each in installed}
         prepared = tuple(
             each
@@ -272,13 +270,15 @@ class ConversationCommands:
         tenant = await self._find_tenant(conversation)
         pin = parse_pin(text)
         if pin is None:
-            wanted = f"1 to {MAX_PIN_CHARACTERS} characters, none of them a control character"
-            raise RequestRefusedError(422, f"A pin is {wanted}.", "invalid_pin")
+            wanted = f"1 to {MAX_PIN_CHARACTERS} characters without control characters"
+            raise RequestRefusedError(422, f"A pin must have {wanted}.", "invalid_pin")
         pins = (await self._directives.get(tenant, conversation)).pins
         if pin in pins:
             return pins
         if len(pins) >= MAX_PINS:
-            raise RequestRefusedError(409, f"A conversation has at most {MAX_PINS} pins.", "too_many_pins")
+            raise RequestRefusedError(
+                409, f"A conversation can have at most {MAX_PINS} pins.", "too_many_pins"
+            )
         _require_saved(await self._directives.add_pin(tenant, conversation, pin))
         await self._record_event(tenant, Event(PINNED, self._now(), conversation, reason=build_pin_id(pin)))
         return await self.list_pins(conversation)
@@ -413,7 +413,7 @@ class ConversationCommands:
 
     async def _find_tenant(self, conversation: str) -> str:
         if not await self._records.open():
-            raise StoreUnavailableError("store-failed", "the store cannot be reached")
+            raise StoreUnavailableError("store-failed", "the store is not reachable")
         tenant = await self._registry.find_tenant(conversation)
         if tenant is None:
             raise _build_not_found_error("conversation", "conversation_not_found")

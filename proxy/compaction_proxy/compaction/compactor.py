@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter, is_
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -37,7 +37,13 @@ from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.usage_baseline import build_baseline
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED
-from compaction_proxy.wires.body import clear_output_limits, lower_output_limits, rewrite_messages
+from compaction_proxy.support.offload import run_in_worker_if_large
+from compaction_proxy.wires.body import (
+    RequestBody,
+    clear_output_limits,
+    lower_output_limits,
+    rewrite_messages,
+)
 from compaction_proxy.wires.context_errors import Overflow
 from compaction_proxy.wires.prescan import MentionedNumbers
 
@@ -70,6 +76,8 @@ BYPASSED_BY_USER = "asked"
 _UNTOUCHED = frozenset({CompactionStatus.SHADOW, CompactionStatus.BYPASSED})
 
 _PARTS, _TOKENS = attrgetter("parts"), attrgetter("tokens")
+
+_Result = TypeVar("_Result")
 
 _log = structlog.get_logger()
 
@@ -208,18 +216,18 @@ class Compactor:
     async def _fit_with_rounds(self, ask: FitRequest) -> FitResult:
         view = await self._loader.load_view(ask)
         if view.directives.bypass:
-            return self._build_bypassed_result(view)
-        due, uncapped = _find_due_reason(view), None
+            return await self._build_bypassed_result(view)
+        due, uncapped = await _run_if_large(view, partial(_find_due_reason, view)), None
         # Another proxy process may have made the compaction already, so the stored state is loaded again.
-        if due is not None or self._coordinator.has_huge_results(view):
+        if due is not None or await _run_if_large(view, partial(self._coordinator.has_huge_results, view)):
             view = await self._loader.refresh_view(view)
             if ask.mode is not CompactionMode.SHADOW:
                 uncapped_view, view = view, await self._coordinator.cap_huge_results(view)
                 uncapped = None if view is uncapped_view else uncapped_view.effective_estimate
-            due = _find_due_reason(view)
+            due = await _run_if_large(view, partial(_find_due_reason, view))
         if ask.mode is CompactionMode.SHADOW:
             fitted = FittedMessages(view.messages, is_changed=False, fits=True)
-            return self._build_result(view, fitted, CompactionStatus.SHADOW, due)
+            return await self._build_result(view, fitted, CompactionStatus.SHADOW, due)
         return await self._compact_if_due(view, due, uncapped_tokens=uncapped)
 
     async def _fit_unchanged(self, ask: FitRequest) -> FitResult:
@@ -238,11 +246,11 @@ class Compactor:
             ask.body.raw, estimate, CompactionReport(CompactionStatus.BYPASSED, ask.known_conversation)
         )
 
-    def _build_bypassed_result(self, view: RequestView) -> FitResult:
+    async def _build_bypassed_result(self, view: RequestView) -> FitResult:
         """Returns a result with the client's own request, for use if a user has switched compaction off."""
         uncompacted = view.with_checkpoint(None)
         fitted = FittedMessages(uncompacted.messages, is_changed=False, fits=True)
-        return self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
+        return await self._build_result(uncompacted, fitted, CompactionStatus.BYPASSED, BYPASSED_BY_USER)
 
     async def _fit_refused_request(
         self, ask: FitRequest, refused_fit: FitResult, overflow: Overflow, refusals: int
@@ -254,7 +262,7 @@ class Compactor:
             narrowed_ask, refusals=0 if adds_output else refusals, bypass_cache=True
         )
         if view.directives.bypass:
-            return self._build_bypassed_result(view)
+            return await self._build_bypassed_result(view)
         view = _apply_reported_size(view, refused_fit.estimate, overflow, None if adds_output else refusals)
         fits_alone = adds_output and view.effective_estimate <= view.budget.prompt_limit
         if fits_alone:  # the prompt alone fits, so nothing may be cut from it
@@ -286,7 +294,9 @@ class Compactor:
         if not estimate:  # the request passed the size gate uncounted
             view = await self._loader.load_view(ask)
             estimate = view.count_tokens(view.messages)
-        echoed = MentionedNumbers(clear_output_limits(ask.body.raw, ask.body.wire))
+        echoed = await run_in_worker_if_large(
+            len(ask.body.raw), partial(_find_echoed_numbers, ask.body, overflow)
+        )
         if overflow.used_tokens and overflow.kind != "tpm" and overflow.used_tokens not in echoed:
             await self._model_limits.learn_token_count(
                 ask.tenant, ask.origin, ask.model, estimate, overflow.used_tokens
@@ -352,12 +362,12 @@ class Compactor:
         ahead = (
             due_reason is None
             and view.root is not None
-            and view.should_prepare_round()
+            and await _run_if_large(view, view.should_prepare_round)
             and bool(view.request.summary_routes)
         )
         if ahead and status is CompactionStatus.NONE:
             status = CompactionStatus.SCHEDULED
-        return self._build_result(
+        return await self._build_result(
             view, fitted, status, reason, tokens_without_round=tokens_due, should_prepare=ahead
         )
 
@@ -373,18 +383,11 @@ class Compactor:
         - Returns the client's own messages after all if no compaction applies and the list was not cut, or if
           the result would be longer than the client's own list.
         """
-        is_too_long = view.is_automatic and view.exceeds_window
+        is_too_long = view.is_automatic and await _run_if_large(view, lambda: view.exceeds_window)
         is_compacted = view.checkpoint is not None and bool(view.checkpoint.spans)
         if not is_compacted and not is_too_long:
             return FittedMessages(view.messages, is_changed=False, fits=True)
-        messages = (
-            view.effective_messages
-            if view.checkpoint
-            else replace_messages(view.messages, view.shortened_instructions)
-        )
-        messages = messages if is_valid_message_list(messages) else repair_messages(messages)
-        if view.request.settings.alternation == "strict":
-            messages = insert_alternating_fillers(messages)
+        messages = await _run_if_large(view, partial(_build_valid_messages, view))
         if not all(map(_TOKENS, messages)):
             messages = await fill_token_counts(messages, view, self._reader)
         is_whole = True
@@ -404,7 +407,7 @@ class Compactor:
             messages, is_changed, fits=not view.is_too_large(messages), is_whole=is_whole and is_changed
         )
 
-    def _build_result(
+    async def _build_result(
         self,
         view: RequestView,
         fitted: FittedMessages,
@@ -414,53 +417,100 @@ class Compactor:
         tokens_without_round: int | None = None,
         should_prepare: bool = False,
     ) -> FitResult:
-        raw = (
-            rewrite_messages(view.request.body, fitted.messages)
-            if fitted.is_changed
-            else view.request.body.raw
+        is_rewritten = fitted.is_changed or view.budget.sum_limit is not None
+        return await run_in_worker_if_large(
+            len(view.request.body.raw) if is_rewritten else 0,
+            partial(
+                _build_result,
+                view,
+                fitted,
+                status,
+                reason,
+                tokens_without_round=tokens_without_round,
+                should_prepare=should_prepare,
+            ),
+            message_count=len(view.messages),
         )
-        max_output = None
-        if status not in _UNTOUCHED:
-            raw, max_output = _lower_output_limit(view, raw, fitted.messages)
-        report = CompactionReport(
-            status=status,
-            conversation=view.conversation_id,
-            strategy=view.policy.name if fitted.is_changed or status is not CompactionStatus.NONE else None,
-            round=(view.checkpoint.round or None) if view.checkpoint and fitted.is_changed else None,
-            messages_before=len(view.messages),
-            messages_after=len(fitted.messages),
-            tokens_before=view.estimate_tokens(view.messages),
-            tokens_after=view.estimate_tokens(fitted.messages),
-            window=view.budget.window,
-            trigger=view.automatic_trigger_tokens,
-            reason=reason,
-            tokens_without_round=tokens_without_round,
-            checkpoint_id=view.checkpoint_id.hex(),
-            max_output=max_output,
-        )
-        usage_basis = view.build_usage_basis() if fitted.is_whole else None
-        has_guessed_tokens = (
-            any(map(_PARTS, fitted.messages)) if fitted.is_changed else view.has_guessed_tokens
-        )
-        client_tokens = view.count_tokens(view.messages)
-        compacted = None
-        if view.checkpoint is not None and fitted.is_changed and fitted.is_whole:
-            compacted = CompactedMessages(fitted.messages, view.unfixed_messages, view.checkpoint)
-        return FitResult(
-            raw,
-            view.count_tokens(fitted.messages),
-            report,
-            usage_basis,
-            has_guessed_tokens,
-            should_prepare,
-            client_tokens,
-            compacted,
-        )
+
+
+async def _run_if_large(view: RequestView, work: Callable[[], _Result]) -> _Result:
+    """Runs `work`, which goes through the messages of a request, in a thread if they are very many."""
+    return await run_in_worker_if_large(0, work, message_count=len(view.messages))
+
+
+def _build_valid_messages(view: RequestView) -> tuple[Message, ...]:
+    """Returns the effective list, repaired if providers would refuse it."""
+    messages = (
+        view.effective_messages
+        if view.checkpoint
+        else replace_messages(view.messages, view.shortened_instructions)
+    )
+    messages = messages if is_valid_message_list(messages) else repair_messages(messages)
+    if view.request.settings.alternation == "strict":
+        messages = insert_alternating_fillers(messages)
+    return messages
+
+
+def _build_result(
+    view: RequestView,
+    fitted: FittedMessages,
+    status: CompactionStatus,
+    reason: str | None,
+    *,
+    tokens_without_round: int | None,
+    should_prepare: bool,
+) -> FitResult:
+    raw = rewrite_messages(view.request.body, fitted.messages) if fitted.is_changed else view.request.body.raw
+    max_output = None
+    if status not in _UNTOUCHED:
+        raw, max_output = _lower_output_limit(view, raw, fitted.messages)
+    report = CompactionReport(
+        status=status,
+        conversation=view.conversation_id,
+        strategy=view.policy.name if fitted.is_changed or status is not CompactionStatus.NONE else None,
+        round=(view.checkpoint.round or None) if view.checkpoint and fitted.is_changed else None,
+        messages_before=len(view.messages),
+        messages_after=len(fitted.messages),
+        tokens_before=view.estimate_tokens(view.messages),
+        tokens_after=view.estimate_tokens(fitted.messages),
+        window=view.budget.window,
+        trigger=view.automatic_trigger_tokens,
+        reason=reason,
+        tokens_without_round=tokens_without_round,
+        checkpoint_id=view.checkpoint_id.hex(),
+        max_output=max_output,
+    )
+    usage_basis = view.build_usage_basis() if fitted.is_whole else None
+    has_guessed_tokens = any(map(_PARTS, fitted.messages)) if fitted.is_changed else view.has_guessed_tokens
+    client_tokens = view.count_tokens(view.messages)
+    compacted = None
+    if view.checkpoint is not None and fitted.is_changed and fitted.is_whole:
+        compacted = CompactedMessages(fitted.messages, view.unfixed_messages, view.checkpoint)
+    return FitResult(
+        raw,
+        view.count_tokens(fitted.messages),
+        report,
+        usage_basis,
+        has_guessed_tokens,
+        should_prepare,
+        client_tokens,
+        compacted,
+    )
 
 
 def _are_same_messages(messages: Sequence[Message], client_messages: Sequence[Message]) -> bool:
     """Returns whether both lists contain the same message objects in the same order."""
     return len(messages) == len(client_messages) and all(map(is_, messages, client_messages))
+
+
+def _find_echoed_numbers(body: RequestBody, overflow: Overflow) -> frozenset[int]:
+    """Returns those numbers of an error that also occur in the request, outside of its output limits."""
+    mentioned = MentionedNumbers(clear_output_limits(body.raw, body.wire))
+    return frozenset(
+        number
+        for number in (overflow.used_tokens, overflow.limit_tokens)
+        if number is not None and number in mentioned
+    )
 
 
 def _log_failure(ask: FitRequest, error: BaseException) -> None:

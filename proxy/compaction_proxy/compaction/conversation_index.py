@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from compaction_proxy.core.digest import compute_outline_digest, compute_prefix_digests
 from compaction_proxy.core.ledger.client_forms import drop_client_messages
@@ -25,6 +25,7 @@ from compaction_proxy.core.title_request import is_title_request
 from compaction_proxy.storage.keys import conversation_heads_key, tenant_prefix
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import BoundedDict
+from compaction_proxy.support.offload import run_in_worker_if_large
 
 # Conversations with the same first 1, 4, 16 or 64 messages share a list of heads. A head is stored in the
 # list for the largest of these numbers that its conversation has reached. It is also stored in a list for the
@@ -57,6 +58,8 @@ _PART = b"part"
 # Conversations whose first user message begins with the same line share one stored list of heads. The key of
 # the list is a digest of at most this many characters of that line.
 LINE_CHARACTERS = 64
+# The line is searched in this many characters at the beginning of the message.
+SEARCHED_CHARACTERS = 4_096
 # Some clients append text to the latest user message and omit that text in later requests. So a head contains
 # several digests of this message. Each digest covers the text from its start to the end of a paragraph. If
 # the message has many paragraphs, only the ends of this many first and this many last paragraphs are used.
@@ -68,6 +71,7 @@ END_CHARACTERS = 32_768
 # may also be a notice that the client has put in place of the text of a tool result, to clear the result.
 RESULT_CHARACTERS = 256
 _DIGEST_BYTES = 8
+_Result = TypeVar("_Result")
 _PARAGRAPH_END = re.compile(r"(?<!\n)\n\n")
 # How a request relates to the known conversations:
 # `_REPEATS`: it repeats the last request of a conversation.
@@ -124,18 +128,25 @@ class _IndexedRequest:
         outlines: The prefix digests of the messages, without the text of tool results.
         has_tools: Whether the request defines tools.
         is_part: Whether `messages` lacks messages that the client program has added, such as aider's files.
+
+    Attributes:
+        outlines: The same object as the argument.
     """
 
     def __init__(
         self, messages: Sequence[Message], outlines: Sequence[bytes], *, has_tools: bool, is_part: bool
     ) -> None:
         self._messages = messages
-        self._outlines = outlines
+        self.outlines = outlines
         self._prefixes = _add_result_digests(messages, outlines)
         self.has_tools = has_tools
         self.excludes_client_messages = is_part
         self.prefix = _shorten_digest(self._prefixes[-1])
         self.outline = _shorten_digest(outlines[-1])
+
+    async def run_large(self, work: Callable[[], _Result]) -> _Result:
+        """Runs `work`, which compares the request, in a thread if the request has very many messages."""
+        return await run_in_worker_if_large(0, work, message_count=len(self._messages))
 
     @cached_property
     def first_answer_index(self) -> int:
@@ -161,7 +172,7 @@ class _IndexedRequest:
 
         An outline digest is a prefix digest that ignores the text of tool results.
         """
-        return {_shorten_digest(outline): index for index, outline in enumerate(self._outlines)}
+        return {_shorten_digest(outline): index for index, outline in enumerate(self.outlines)}
 
     def iterate_earlier_prefixes(self) -> Iterator[str]:
         """Yields the prefix digests of all messages except the last one, the longest prefix first."""
@@ -265,6 +276,17 @@ class _IndexedRequest:
         )
 
 
+def _build_indexed_request(
+    messages: Sequence[Message], prefixes: Sequence[bytes], *, has_tools: bool
+) -> _IndexedRequest:
+    """Leaves out the messages that the client program has added, and builds the tables for the others."""
+    own_messages = drop_client_messages(messages)
+    if not 0 < len(own_messages) < len(messages):
+        return _IndexedRequest(messages, prefixes, has_tools=has_tools, is_part=False)
+    prefixes = compute_prefix_digests(own_messages, _PART)
+    return _IndexedRequest(own_messages, prefixes, has_tools=has_tools, is_part=True)
+
+
 class ConversationIndex:
     """Finds the conversations of requests without a conversation id.
 
@@ -312,11 +334,9 @@ class ConversationIndex:
         latest = find_latest_user_message(messages)
         if not has_tools and latest is not None and is_title_request(messages[latest].text):
             return None
-        conversation_messages = drop_client_messages(messages)
-        is_part = 0 < len(conversation_messages) < len(messages)
-        if is_part:
-            messages, prefixes = conversation_messages, compute_prefix_digests(conversation_messages, _PART)
-        request = _IndexedRequest(messages, prefixes, has_tools=has_tools, is_part=is_part)
+        build_request = partial(_build_indexed_request, messages, prefixes, has_tools=has_tools)
+        request = await run_in_worker_if_large(0, build_request, message_count=len(messages))
+        prefixes = request.outlines
         lengths = [length for length in BEGINNINGS if length <= len(prefixes)]
         beginnings = [conversation_heads_key(tenant, prefixes[length - 1]) for length in reversed(lengths)]
         keys = [
@@ -332,7 +352,7 @@ class ConversationIndex:
         # A session that aider restores begins with a summary in place of the first user message. So the head
         # is also stored in the list of heads for the first line of the latest user message. The list for the
         # first line of the user message before the latest one is searched, too.
-        if is_part:
+        if request.excludes_client_messages:
             late_keys = [
                 conversation_heads_key(tenant, bytes.fromhex(line)) for line in request.late_line_digests[:2]
             ]
@@ -344,10 +364,8 @@ class ConversationIndex:
         # conversation, so none of the lists searched above identifies the conversation. For this case, the
         # request is compared with the heads that this process has recently added to any list of the tenant.
         if match is None and request.has_answer:
-            match, key = (
-                _match_heads(request, self._resolve_forks(tenant, self._list_recent_heads(tenant))),
-                keys[0],
-            )
+            recent = self._resolve_forks(tenant, self._list_recent_heads(tenant))
+            match, key = await request.run_large(partial(_match_heads, request, recent)), keys[0]
         if match is not None:
             return self._follow_match(match, tenant, request, own_keys | {key})
         # The request continues no known head. So it starts a conversation, or the store has lost the heads.
@@ -376,11 +394,13 @@ class ConversationIndex:
         for key in keys:
             heads = self._resolve_forks(tenant, await self._read_heads(key))
             head_counts[key] = len(heads)
-            match = _match_heads(request, heads)
+            match = await request.run_large(partial(_match_heads, request, heads))
             if match is not None and match.head is not None:
                 return match, key
-            if cleared is None and (found := _match_cleared_head(request, heads)) is not None:
-                cleared = found, key  # continue: another list may have a head with the same tool results
+            if cleared is None and heads:
+                found = await request.run_large(partial(_match_cleared_head, request, heads))
+                # The search continues: another list may have a head with the same tool results.
+                cleared = None if found is None else (found, key)
             if match is not None and cleared is None:
                 return match, key
         return cleared or (None, "")
@@ -680,7 +700,7 @@ def _digest_first_line(message: Message) -> str:
     """
     if not _is_user_text(message):
         return ""
-    line = message.text.lstrip()[:LINE_CHARACTERS].partition("\n")[0].rstrip()
+    line = message.text[:SEARCHED_CHARACTERS].lstrip()[:LINE_CHARACTERS].partition("\n")[0].rstrip()
     return _digest_text(line) if line else ""
 
 

@@ -4,8 +4,10 @@ The proxy has several ways to make a request fit. It tries them in a fixed order
 The cut in this module is the last of these ways.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_view import RequestView
@@ -19,6 +21,7 @@ from compaction_proxy.core.masking import (
 from compaction_proxy.core.message import Message, find_latest_user_message, iter_units
 from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.truncate import KEEP_WHOLE, LEAVE_OUT, plan_truncation
+from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.wire import Wire
 
 # Texts are cut after a number of characters, so the number of tokens of the cut list is not known in advance.
@@ -32,6 +35,8 @@ CUT_MARGIN = 0.92
 # Tokens that are reserved in a cut message for the notice that text is missing, and for the role and the
 # other fields of the message.
 NOTICE_TOKENS = 30
+
+_Result = TypeVar("_Result")
 
 
 async def fill_token_counts(
@@ -50,38 +55,92 @@ async def cut_to_fit(
 
     If even the last attempt does not cut enough, the result is still too large.
     """
-    room, max_room = goal, max_goal = _compute_room(view)
-    message_ids, dialect = _map_object_ids_to_handles(view), view.request.counting_options.wire
-    messages = cut = await _mask_old_results(messages, view, message_ids, reader, room)
-    if sum(each.tokens for each in messages) <= room and not view.is_too_large(messages):
+    run = partial(_run_if_large, view)
+    room, max_room = goal, max_goal = await run(partial(_compute_room, view))
+    message_ids = await run(partial(_map_object_ids_to_handles, view))
+    masked = await run(partial(_mask_old_results, messages, view, message_ids, room))
+    messages = cut = await fill_token_counts(masked, view, reader)
+    cut_tokens, is_too_large = await run(partial(_measure, cut, view))
+    if cut_tokens <= room and not is_too_large:
         return messages
-    stand_ins = frozenset(
-        k for k, each in enumerate(messages) if id(each) in _find_replacement_object_ids(view)
-    )
-    endings = _find_endings(messages, stand_ins, view)
-    reducible = [
-        replace(each, tokens=each.tokens - _estimate_ending_tokens(each, endings.get(k, "")))
-        for k, each in enumerate(messages)
-    ]
-    fixed = sum(each.tokens for each in messages) - sum(each.tokens for each in reducible)
+    draft = await run(partial(_draft_cut, messages, view))
     for _ in range(MAX_CUT_ATTEMPTS):
-        plan = plan_truncation(reducible, room - fixed, stand_ins, max_room - fixed)
-        shorter = [
-            _shorten_to_allowance(
-                each, allowed, message_ids.get(id(each), "this message"), endings.get(k, ""), dialect
-            )
-            for k, (each, allowed) in enumerate(zip(messages, plan.allowances, strict=True))
-        ]
-        cut = await fill_token_counts([each for each in shorter if each is not None], view, reader)
-        most = goal if plan.limit_tokens <= room - fixed else max_goal
-        cut_tokens = sum(each.tokens for each in cut)
-        if (cut_tokens <= most and not view.is_too_large(cut)) or not plan.fits:
+        shorter, has_important_cuts, fits = await run(
+            partial(_cut_once, draft, message_ids, room, max_room, view.request.counting_options.wire)
+        )
+        cut = await fill_token_counts(shorter, view, reader)
+        most = max_goal if has_important_cuts else goal
+        cut_tokens, is_too_large = await run(partial(_measure, cut, view))
+        if (cut_tokens <= most and not is_too_large) or not fits:
             break
         # The kept part of a cut text may have more tokens per character than the whole text had. So the list
         # may still be too large, and the next attempt must aim at fewer tokens.
         share = CUT_MARGIN * min(1, most / cut_tokens)
         room, max_room = int(room * share), int(max_room * share)
     return cut
+
+
+async def _run_if_large(view: RequestView, work: Callable[[], _Result]) -> _Result:
+    """Runs `work` in a thread if the request is so large that cutting its messages takes long."""
+    size_bytes = len(view.request.body.raw)
+    return await run_in_worker_if_large(size_bytes, work, message_count=len(view.messages))
+
+
+def _measure(messages: Sequence[Message], view: RequestView) -> tuple[int, bool]:
+    """Returns the tokens of the messages, and whether the request does not fit with them."""
+    return sum(each.tokens for each in messages), view.is_too_large(messages)
+
+
+class _CutDraft(NamedTuple):
+    """What does not change between two attempts to cut messages.
+
+    Attributes:
+        messages: The messages to cut.
+        stand_in_indices: The indices of those that a compaction has put in place of others.
+        endings: The endings that must stay whole, by index (`_find_endings`).
+        reducible: The messages, with the tokens that a cut may take from each.
+        fixed_tokens: Tokens of all endings together.
+    """
+
+    messages: tuple[Message, ...]
+    stand_in_indices: frozenset[int]
+    endings: Mapping[int, str]
+    reducible: tuple[Message, ...]
+    fixed_tokens: int
+
+
+def _draft_cut(messages: tuple[Message, ...], view: RequestView) -> _CutDraft:
+    replacement_ids = _find_replacement_object_ids(view)
+    stand_ins = frozenset(k for k, each in enumerate(messages) if id(each) in replacement_ids)
+    endings = _find_endings(messages, stand_ins, view)
+    reducible = tuple(
+        replace(each, tokens=each.tokens - _estimate_ending_tokens(each, endings[k]))
+        if k in endings
+        else each
+        for k, each in enumerate(messages)
+    )
+    fixed = sum(each.tokens for each in messages) - sum(each.tokens for each in reducible)
+    return _CutDraft(messages, stand_ins, endings, reducible, fixed)
+
+
+def _cut_once(
+    draft: _CutDraft, message_ids: Mapping[int, str], room: int, max_room: int, wire: Wire
+) -> tuple[list[Message], bool, bool]:
+    """Cuts the messages to `room` tokens, or to `max_room` tokens if important content must be cut.
+
+    Returns the messages that are left, whether important content was cut, and whether the plan fits.
+    """
+    plan = plan_truncation(
+        draft.reducible, room - draft.fixed_tokens, draft.stand_in_indices, max_room - draft.fixed_tokens
+    )
+    shorter = [
+        _shorten_to_allowance(
+            each, allowed, message_ids.get(id(each), "this message"), draft.endings.get(k, ""), wire
+        )
+        for k, (each, allowed) in enumerate(zip(draft.messages, plan.allowances, strict=True))
+    ]
+    left = [each for each in shorter if each is not None]
+    return left, plan.limit_tokens > room - draft.fixed_tokens, plan.fits
 
 
 def _compute_room(view: RequestView) -> tuple[int, int]:
@@ -124,13 +183,9 @@ def _map_object_ids_to_handles(view: RequestView) -> dict[int, str]:
     return names | {id(each): format_message_id(view.prefixes[index]) for index, each in edits.items()}
 
 
-async def _mask_old_results(
-    messages: tuple[Message, ...],
-    view: RequestView,
-    message_ids: dict[int, str],
-    reader: MessageReader,
-    room_tokens: int,
-) -> tuple[Message, ...]:
+def _mask_old_results(
+    messages: tuple[Message, ...], view: RequestView, message_ids: Mapping[int, str], room_tokens: int
+) -> list[Message]:
     """Masks tool results, one by one, until the list takes at most `room_tokens`, if possible.
 
     The results in the last unit are never masked.
@@ -153,7 +208,7 @@ async def _mask_old_results(
             replace(result, text=text, raw=b""), view.request.counting_options.wire
         )
         size -= result.tokens - MASK_TOKENS
-    return await fill_token_counts([masks.get(k, each) for k, each in enumerate(messages)], view, reader)
+    return [masks.get(k, each) for k, each in enumerate(messages)]
 
 
 def _find_endings(

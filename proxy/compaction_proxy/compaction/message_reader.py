@@ -6,9 +6,10 @@ decoded message keeps its bytes anyway.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from operator import attrgetter
 from sys import getsizeof
 from typing import NamedTuple, TypeVar
@@ -24,6 +25,7 @@ from compaction_proxy.core.token_rules import (
 )
 from compaction_proxy.providers.token_counting import TokenScheduler
 from compaction_proxy.support.lru import LruCache
+from compaction_proxy.support.offload import FairQueue, run_in_worker_if_large
 from compaction_proxy.wires.body import RequestBody
 from compaction_proxy.wires.content import UncountedMessage
 from compaction_proxy.wires.json.slices import split_elements
@@ -35,40 +37,14 @@ from compaction_proxy.wires.project_instructions import (
 )
 from compaction_proxy.wires.wire import Wire
 
-# Messages and texts are processed in chunks of at most this many bytes. A larger message or text is a chunk
-# of its own. Between two chunks, the event loop can run other tasks.
+# Messages that have more bytes than this in total are processed in a thread.
 CHUNK_BYTES = 128 * 1024
-# If there are at most this many items, and their total size is at most `CHUNK_BYTES`, they form one chunk and
-# no loop has to divide them. This is the usual case, because most requests bring only one or two new items.
-FEW_ITEMS = 8
-
-_Item = TypeVar("_Item")
-
-
-def chunk_by_bytes(
-    items: Sequence[_Item], get_size_bytes: Callable[[_Item], int]
-) -> Iterable[tuple[int, Sequence[_Item]]]:
-    """Splits items into chunks, so that the caller can let other tasks run between two chunks.
-
-    Each chunk comes with the index of its first item. A chunk has at most `CHUNK_BYTES` bytes, unless it
-    consists of a single larger item.
-    """
-    if len(items) <= FEW_ITEMS and sum(map(get_size_bytes, items)) <= CHUNK_BYTES:
-        return ((0, items),)
-    return _iterate_chunks(items, get_size_bytes)
-
-
-def _iterate_chunks(
-    items: Sequence[_Item], get_size_bytes: Callable[[_Item], int]
-) -> Iterator[tuple[int, Sequence[_Item]]]:
-    start = pending = 0
-    for index, item in enumerate(items):
-        pending += get_size_bytes(item)
-        if pending > CHUNK_BYTES and index > start:
-            yield start, items[start:index]
-            start, pending = index, get_size_bytes(item)
-    yield start, items[start:]
-
+# The cache of messages is read and written for this many messages at a time. Between two such chunks, the
+# event loop can run other tasks.
+CHUNK_MESSAGES = 256
+# If the messages of a chunk have more bytes than this in total, a thread computes their hashes, by which the
+# cache finds them. That takes a millisecond for two megabytes. An object keeps its hash.
+MAX_HASHED_BYTES = 1024 * 1024
 
 # Largest size of the cache of messages, in bytes of memory. The size includes the decoded texts. If a new
 # message does not fit, it displaces the least recently used messages.
@@ -87,12 +63,12 @@ RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
 # Bytes of memory that a list takes for its reference to each message.
 LIST_ENTRY_BYTES = 100
 # To decode even a tiny message takes about as long as to decode this many bytes of text. So this number is
-# added to the size of each message when messages are divided into chunks for decoding.
+# added to the size of each message to decide whether a thread decodes the messages.
 DECODED_BYTES = 1_024
-# Largest number of large messages that are read in threads at the same time. Further ones wait.
+# Largest number of threads that read messages at the same time.
 WORKERS = 2
 
-_PARTS = attrgetter("parts")
+_PARTS, _INSTRUCTION = attrgetter("parts"), attrgetter("instruction")
 
 _Made = TypeVar("_Made")
 
@@ -121,6 +97,7 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
         tokens: Counted tokens of all messages, before calibration.
         has_guessed_tokens: Whether any message contains non-text parts such as images, whose tokens can only
             be guessed.
+        has_instructions: Whether any message is project instructions.
     """
 
     messages: tuple[Message, ...]
@@ -128,9 +105,10 @@ class MessageList(NamedTuple):  # created for each request: a dataclass costs fo
     prefixes: tuple[bytes, ...]
     tokens: int
     has_guessed_tokens: bool
+    has_instructions: bool
 
 
-EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False)
+EMPTY_LIST = MessageList((), (), (), 0, has_guessed_tokens=False, has_instructions=False)
 
 
 class _CachedList(NamedTuple):
@@ -167,6 +145,7 @@ class MessageReader:
         self._schedulers = schedulers
         self._messages: LruCache[tuple[bytes, CountingOptions], Message] = LruCache(max_held_bytes)
         self._lists: LruCache[tuple[bytes, CountingOptions, str], _CachedList] = LruCache(max_listed_bytes)
+        self._turns = FairQueue(WORKERS)
         self._worker_slots = asyncio.Semaphore(WORKERS)
         self._overheads: LruCache[tuple[tuple[str, ...], CountingOptions], int] = LruCache(
             MAX_DEFINITION_CHARACTERS
@@ -190,7 +169,7 @@ class MessageReader:
             UnreadableBodyError: If a message cannot be read.
         """
         if not body.fingerprint:
-            return (await self._extend_list(EMPTY_LIST, body.messages, options, client))[0]
+            return (await self._extend_list(EMPTY_LIST, await _split_messages(body), options, client))[0]
         key = (body.fingerprint, options, client)
         cached = self._lists.get(key)
         if cached is not None:
@@ -202,7 +181,7 @@ class MessageReader:
         )
         if base and _has_open_turn(base.message_list.messages, client):
             base = None
-        raws = body.new_pieces if base else body.messages
+        raws = body.new_pieces if base else await _split_messages(body)
         message_list, size = await self._extend_list(
             base.message_list if base else EMPTY_LIST, raws, options, client
         )
@@ -225,20 +204,10 @@ class MessageReader:
         client = find_client_by_messages(base.messages or new) or client
         if client:
             new = await self._split_instructions(base.messages, new, options, client)
-        plain: list[Message] = []
-        prefixes = [base.prefixes[-1] if base.prefixes else options.wire.digest_seed]
-        tokens, guessed = base.tokens, base.has_guessed_tokens
-        for start, chunk in chunk_by_bytes(new, _estimate_held_bytes):
-            if start:
-                await asyncio.sleep(0)
-            removable = [each for each in chunk if not each.is_fixed]
-            plain += removable
-            prefixes += compute_prefix_digests(removable, prefixes[-1])
-            tokens += sum([each.tokens for each in chunk])
-            guessed = guessed or any(map(_PARTS, chunk))
-        body, digests = base.unfixed_messages + tuple(plain), base.prefixes + tuple(prefixes[1:])
-        message_list = MessageList(base.messages + new, body, digests, tokens, guessed)
-        return message_list, sum(map(len, raws)) + len(raws) * (RECORD_BYTES + LIST_ENTRY_BYTES)
+        append = partial(_append_messages, base, new, options.wire.digest_seed)
+        raw_bytes = sum(map(len, raws))
+        message_list = await self._run_if_large(raw_bytes + len(raws) * RECORD_BYTES, append)
+        return message_list, raw_bytes + len(raws) * (RECORD_BYTES + LIST_ENTRY_BYTES)
 
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
@@ -249,7 +218,9 @@ class MessageReader:
         contains the messages before the new ones. `client` is the name of the client program.
         """
         messages: list[Message] = []
-        for record, parts in divide_messages(base, new, client):
+        size_bytes = sum([len(each.raw) for each in new]) + len(new) * RECORD_BYTES
+        divided = await self._run_if_large(size_bytes, lambda: list(divide_messages(base, new, client)))
+        for record, parts in divided:
             if not parts:
                 messages.append(record)
                 continue
@@ -259,11 +230,9 @@ class MessageReader:
                 replace(each, instruction=instruction, source=source)
                 for each, (_, instruction) in zip(records, parts, strict=True)
             ]
-        return (
-            unmark_pasted_instructions(messages)
-            if len(messages) != len(new) or any(each.instruction for each in messages)
-            else tuple(new)
-        )
+        if len(messages) == len(new) and not any(map(_INSTRUCTION, messages)):
+            return tuple(new)
+        return await self._run_if_large(size_bytes, partial(unmark_pasted_instructions, messages))
 
     async def decode_messages(self, raws: Sequence[bytes], options: CountingOptions) -> tuple[Message, ...]:
         """Decodes messages and counts their tokens. Cached messages are not decoded again.
@@ -272,38 +241,33 @@ class MessageReader:
             UnreadableBodyError: If an element of `raws` is not a valid message.
         """
         cached_messages: list[Message | None] = []
-        missing: list[bytes] = []
-        for start, chunk in chunk_by_bytes(raws, _estimate_held_bytes):
+        for start in range(0, len(raws), CHUNK_MESSAGES):
+            chunk = raws[start : start + CHUNK_MESSAGES]
             if start:
                 await asyncio.sleep(0)
-            cached_chunk = [self._messages.get((raw, options)) for raw in chunk]
-            missing += [raw for raw, known in zip(chunk, cached_chunk, strict=True) if known is None]
-            cached_messages += cached_chunk
-        new = iter(await self._decode_missing(missing, options) if missing else ())
-        records: list[Message] = []
-        for start, known_chunk in chunk_by_bytes(cached_messages, _get_list_entry_bytes):
+            if sum(map(len, chunk)) > MAX_HASHED_BYTES:
+                await self._run_if_large(MAX_HASHED_BYTES, partial(_compute_hashes, chunk))
+            cached_messages += [self._messages.get((raw, options)) for raw in chunk]
+        missing = [raw for raw, known in zip(raws, cached_messages, strict=True) if known is None]
+        new = await self._decode_missing(missing, options) if missing else []
+        for start in range(0, len(new), CHUNK_MESSAGES):
             if start:
                 await asyncio.sleep(0)
-            records += [known or self._cache_message(next(new), options) for known in known_chunk]
-        return tuple(records)
+            for record in new[start : start + CHUNK_MESSAGES]:
+                self._cache_message(record, options)
+        added = iter(new)
+        return tuple([known or next(added) for known in cached_messages])
 
     async def _decode_missing(self, raws: Sequence[bytes], options: CountingOptions) -> list[Message]:
-        """Decodes messages and counts their tokens. Decodes large messages in a thread."""
-        uncounted: list[UncountedMessage] = []
-        parse = options.wire.parse_uncounted
-        for start, chunk in chunk_by_bytes(raws, _estimate_decode_bytes):
-            if start:
-                await asyncio.sleep(0)
-            if _is_large(chunk[0]):
-                uncounted.append(await self._run_in_thread(parse, chunk[0], options.model))
-            else:
-                uncounted += [parse(raw, options.model) for raw in chunk]
+        """Decodes messages and counts their tokens. Decodes many or large messages in a thread."""
+        parse, model = options.wire.parse_uncounted, options.model
+        size_bytes = sum(map(len, raws)) + len(raws) * DECODED_BYTES
+        uncounted = await self._run_if_large(size_bytes, lambda: [parse(raw, model) for raw in raws])
         return await self._build_counted_messages(uncounted, options)
 
-    def _cache_message(self, record: Message, options: CountingOptions) -> Message:
+    def _cache_message(self, record: Message, options: CountingOptions) -> None:
         size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + CACHE_ENTRY_BYTES
         self._messages.put((record.raw, options), record, size)
-        return record
 
     async def add_token_counts(self, records: Sequence[Message], options: CountingOptions) -> list[Message]:
         """Counts the tokens of decoded messages, and returns the messages with their counts."""
@@ -316,39 +280,39 @@ class MessageReader:
     async def _count_part_tokens(self, record: Message, options: CountingOptions) -> int:
         if not (record.parts or record.has_signed_reasoning):
             return 0
-        part_tokens = options.wire.estimate_nontext_tokens
-        if _is_large(record.raw):
-            return await self._run_in_thread(part_tokens, record.raw, options.model)
-        return part_tokens(record.raw, options.model)
+        estimate_tokens = partial(options.wire.estimate_nontext_tokens, record.raw, options.model)
+        return await self._run_if_large(len(record.raw), estimate_tokens)
 
     async def _build_counted_messages(
         self, uncounted: Sequence[UncountedMessage], options: CountingOptions
     ) -> list[Message]:
-        rule = TOKEN_RULES[options.rule]
-        texts: list[str] = []
-        text_counts: list[int] = []
-        for start, chunk in chunk_by_bytes(uncounted, _estimate_uncounted_bytes):
-            if start:
-                await asyncio.sleep(0)
-            for each in chunk:
-                own_texts = list_countable_texts(each.record, rule)
-                texts += own_texts
-                text_counts.append(len(own_texts))
-        counts = iter(await self._count_texts(texts, options))
-        remaining_text_counts = iter(text_counts)
-        messages: list[Message] = []
-        for start, chunk in chunk_by_bytes(uncounted, _estimate_uncounted_bytes):
-            if start:
-                await asyncio.sleep(0)
-            for record, digest, parts in chunk:
-                size = sum_message_tokens(record, islice(counts, next(remaining_text_counts)), rule, parts)
-                messages.append(record.with_digest_and_tokens(digest, size))
-        return messages
+        rule, size_bytes = TOKEN_RULES[options.rule], len(uncounted) * DECODED_BYTES
 
-    async def _run_in_thread(self, work: Callable[[bytes, str], _Made], raw: bytes, model: str) -> _Made:
-        """Runs `work` on a large message in a thread. At most `WORKERS` such threads run at the same time."""
-        async with self._worker_slots:
-            return await asyncio.to_thread(work, raw, model)
+        def list_texts() -> list[tuple[str, ...]]:
+            return [list_countable_texts(each.record, rule) for each in uncounted]
+
+        def build_messages() -> list[Message]:
+            remaining = iter(counts)
+            return [
+                record.with_digest_and_tokens(
+                    digest, sum_message_tokens(record, islice(remaining, len(own_texts)), rule, parts)
+                )
+                for (record, digest, parts), own_texts in zip(uncounted, texts, strict=True)
+            ]
+
+        texts = await self._run_if_large(size_bytes, list_texts)
+        counts = await self._count_texts(list(chain.from_iterable(texts)), options)
+        return await self._run_if_large(size_bytes, build_messages)
+
+    async def _run_if_large(self, size_bytes: int, work: Callable[[], _Made]) -> _Made:
+        """Runs `work` on messages, in a thread if they have more than `CHUNK_BYTES` bytes.
+
+        At most `WORKERS` such threads run at the same time.
+        """
+        if size_bytes <= CHUNK_BYTES:
+            return work()
+        async with self._turns.wait_for_turn(), self._worker_slots:
+            return await asyncio.to_thread(work)
 
     async def count_overhead(self, definitions: Sequence[str], options: CountingOptions) -> int:
         """Counts the tokens of a request that are not in its messages.
@@ -357,6 +321,8 @@ class MessageReader:
         reply.
         """
         key = (tuple(definitions), options)
+        if sum(map(len, definitions)) > CHUNK_BYTES:
+            await asyncio.to_thread(hash, key)  # texts keep their hashes
         tokens = self._overheads.get(key)
         if tokens is None:
             counts = await self._count_texts(
@@ -375,6 +341,26 @@ class MessageReader:
             counting.close()
 
 
+def _append_messages(base: MessageList, new: tuple[Message, ...], seed: bytes) -> MessageList:
+    """Returns a list of the messages of `base` and the new ones. The digests of a wire begin with `seed`."""
+    plain = tuple(each for each in new if not each.is_fixed)
+    prefixes = compute_prefix_digests(plain, base.prefixes[-1] if base.prefixes else seed)
+    return MessageList(
+        base.messages + new,
+        base.unfixed_messages + plain,
+        base.prefixes + tuple(prefixes),
+        base.tokens + sum([each.tokens for each in new]),
+        base.has_guessed_tokens or any(map(_PARTS, new)),
+        base.has_instructions or any(map(_INSTRUCTION, new)),
+    )
+
+
+async def _split_messages(body: RequestBody) -> Sequence[bytes]:
+    """Returns the bytes of all messages. If a large body must be split again, a thread does it."""
+    size_bytes = len(body.raw) if body.previous_fingerprint else 0
+    return await run_in_worker_if_large(size_bytes, lambda: body.messages)
+
+
 def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
     """Returns whether the last turn of a list has no reply yet and may contain project instructions.
 
@@ -390,22 +376,6 @@ def _has_open_turn(messages: Sequence[Message], client: str) -> bool:
         if each.source is not None or may_hold_form(each.raw, client):
             return True
     return False
-
-
-def _estimate_decode_bytes(raw: bytes) -> int:
-    return len(raw) + DECODED_BYTES
-
-
-def _estimate_held_bytes(record: bytes | Message) -> int:
-    return len(record if isinstance(record, bytes) else record.raw) + RECORD_BYTES
-
-
-def _estimate_uncounted_bytes(message: UncountedMessage) -> int:
-    return _estimate_held_bytes(message.record)
-
-
-def _get_list_entry_bytes(_: object) -> int:
-    return LIST_ENTRY_BYTES
 
 
 async def _format_definition(text: str) -> str:
@@ -430,6 +400,6 @@ def _format_definitions(text: str) -> str:
     return f"[{','.join(map(minify_json, parts))}]"
 
 
-def _is_large(raw: bytes) -> bool:
-    """Returns whether a message has more than `CHUNK_BYTES` bytes, so that a thread must decode it."""
-    return len(raw) > CHUNK_BYTES
+def _compute_hashes(raws: Sequence[bytes]) -> None:
+    for raw in raws:
+        hash(raw)

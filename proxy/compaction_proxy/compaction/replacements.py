@@ -8,12 +8,11 @@ from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.round_job import RoundJob
 from compaction_proxy.compaction.round_planning import merge_pins
 from compaction_proxy.core.digest import format_message_id
-from compaction_proxy.core.masking import format_mask, map_results_to_calls
+from compaction_proxy.core.masking import format_mask
 from compaction_proxy.core.message import Message, Span
 from compaction_proxy.core.planner import PlannedReplacement, list_chain_records
 from compaction_proxy.core.render import format_replacement_text
 from compaction_proxy.core.search_tool import TOOL_NAME
-from compaction_proxy.core.summary.prompt import NO_TASK, find_task_message
 from compaction_proxy.support.offload import run_in_worker
 
 LEDGER_OPENING = (
@@ -65,7 +64,7 @@ async def build_replacements(
     # A summary is used only if it is shorter than the group of messages that it replaces. One of the
     # summaries also contains the pins. For the comparison, this summary is counted without the pins: with the
     # pins it might be too long, and then the pins would be lost together with the summary.
-    group_with_pins = _find_largest_group(job) if has_runs else -1
+    group_with_pins = job.largest_group if has_runs else -1
     without_pins = [_build_summary_message(job, texts[group_with_pins])] if has_runs else []
     without_pins = list(await reader.add_token_counts(without_pins, job.view.request.counting_options))
     replacements = []
@@ -110,12 +109,6 @@ def _build_messages(job: RoundJob, fill: PlannedReplacement, texts: Sequence[str
         yield _cap_message(job, fill.reference_index)
 
 
-def _find_largest_group(job: RoundJob) -> int:
-    """Returns the index of the group that has the most tokens. The plan must have at least one group."""
-    sizes = [sum(job.view.unfixed_messages[index].tokens for index in each) for each in job.draft.plan.groups]
-    return sizes.index(max(sizes))
-
-
 def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
     """Returns the summary `text` of a group of messages, with the pins and the search hint added if needed.
 
@@ -129,7 +122,7 @@ def _add_pins_and_hint(job: RoundJob, group: int, text: str) -> str:
         group: Index of the group in the plan.
         text: The summary of the group.
     """
-    if group != _find_largest_group(job):
+    if group != job.largest_group:
         return text
     pins = () if job.draft.ledger else merge_pins(job.view)
     pin_lines = ["", PINNED, *(f"- {pin}" for pin in pins)] if pins else []
@@ -160,7 +153,7 @@ def _build_summary_message(job: RoundJob, text: str) -> Message:
         job.view.policy.frame,
         job.draft.plan.round,
         text,
-        task=_quote_task(job),
+        task=job.quoted_task,
         request=carried.text if carried else "",
     )
     message = Message(role=job.view.policy.stand_in_role, text=content)
@@ -198,26 +191,12 @@ def _format_left_out(job: RoundJob) -> str:
     return f"[{len(removed)} messages left out, {results} of them tool results: {first} to {last}]"
 
 
-def _quote_task(job: RoundJob) -> str:
-    """Returns the text of the task, which the replacement quotes if the task is removed.
-
-    Returns an empty string if the task is not removed, and `NO_TASK` if the conversation has no task.
-    """
-    task = find_task_message(job.view.unfixed_messages)
-    if task is None:
-        return NO_TASK
-    removed = set(job.draft.plan.removed_indices) | (
-        set(job.view.checkpoint.removed_indices) if job.view.checkpoint else set()
-    )
-    return job.format_task() if any(job.view.unfixed_messages[index] is task for index in removed) else ""
-
-
 def _mask_result(job: RoundJob, index: int) -> Message:
     result = job.view.unfixed_messages[index]
     tool = TOOL_NAME if job.is_searchable else ""
     text = format_mask(
         result,
-        map_results_to_calls(job.view.unfixed_messages).get(index),
+        job.calls_by_result.get(index),
         format_message_id(job.view.prefixes[index]),
         tool,
     )

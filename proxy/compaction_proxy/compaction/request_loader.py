@@ -9,6 +9,7 @@ recognises a mover at the second request at the earliest.
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from compaction_proxy.compaction.checkpoint_index import CheckpointIndex
 from compaction_proxy.compaction.conversation_index import ConversationIndex
@@ -48,6 +49,7 @@ from compaction_proxy.storage.keys import (
 )
 from compaction_proxy.storage.records import Fields, RecordStore
 from compaction_proxy.support.lru import LruCache
+from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.project_instructions import find_client_by_members
 
 # The proxy remembers the end (the last messages) of each request. This is the largest size of all remembered
@@ -56,6 +58,8 @@ MAX_HELD_BYTES = 4 * 1024 * 1024
 # The end (the last messages) of a request is stored under several keys, one for each of its last prefix
 # digests. Each entry is assumed to take this many bytes of memory.
 PREFIX_BYTES = 400
+# In a request of very many messages, only this many first and this many last prefixes are compared.
+MAX_COMPARED_PREFIXES = 1_024
 
 
 class PreviousRequests:
@@ -114,7 +118,9 @@ class PreviousRequests:
         requests have this prefix, returns the end of the latest one. Returns None if there is no such
         request.
         """
-        for prefix in reversed(prefixes):
+        latest = prefixes[-MAX_COMPARED_PREFIXES:]
+        first = prefixes[: min(MAX_COMPARED_PREFIXES, len(prefixes) - len(latest))]
+        for prefix in chain(reversed(latest), reversed(first)):
             stored_end = self._ends.get((sender, prefix))
             if stored_end is not None:
                 return stored_end
@@ -235,7 +241,7 @@ class RequestLoader:
             moving_count=moving_count,
         )
         view = await self.refresh_view(view, bypass_cache=bypass_cache)
-        if any(each.instruction for each in view.messages):
+        if message_list.has_instructions:
             view = replace(view, shortened_instructions=await self._shorten_instructions(view))
             await self._record_instructions(view)
         return view
@@ -430,21 +436,21 @@ class RequestLoader:
             return None
         keys = checkpoint_keys(view.request.tenant, root, view.policy.name, candidates)
         records = await self._records.get_many(keys)
-        checkpoints = [
-            self._parse_checkpoint(key, fields) for key, fields in zip(keys, records, strict=True) if fields
-        ]
-        return find_longest_applicable_checkpoint(
-            checkpoints, view.unfixed_messages, view.request.conversation
-        )
+        found = [(key, fields) for key, fields in zip(keys, records, strict=True) if fields]
+        # A parsed checkpoint is cached with its record. It is used only for the same object.
+        held = [self._parsed_checkpoints.get(key) for key, _ in found]
 
-    def _parse_checkpoint(self, key: str, fields: Fields) -> Checkpoint | None:
-        """Returns the checkpoint that the record `fields` contains; None if the record cannot be read.
+        def parse_and_find() -> tuple[list[Checkpoint | None], Checkpoint | None]:
+            checkpoints = [
+                known[1] if known is not None and known[0] is fields else from_fields(fields)
+                for known, (_, fields) in zip(held, found, strict=True)
+            ]
+            return checkpoints, find_longest_applicable_checkpoint(
+                checkpoints, view.unfixed_messages, view.request.conversation
+            )
 
-        The result is cached under the store key. The cached result is returned if `fields` is the same object
-        as in the call in which the result was cached.
-        """
-        held = self._parsed_checkpoints.get(key)
-        if held is None or held[0] is not fields:
-            held = (fields, from_fields(fields))
-            self._parsed_checkpoints.put(key, held, 1)
-        return held[1]
+        count = len(view.unfixed_messages)
+        checkpoints, deepest = await run_in_worker_if_large(0, parse_and_find, message_count=count)
+        for (key, fields), checkpoint in zip(found, checkpoints, strict=True):
+            self._parsed_checkpoints.put(key, (fields, checkpoint), 1)
+        return deepest

@@ -67,7 +67,7 @@ from compaction_proxy.storage.records import ListItem, RecordItem, RecordStore
 from compaction_proxy.storage.store import Lease
 from compaction_proxy.support.log_events import COMPACTION_STARTED, ROUND_CRASHED
 from compaction_proxy.support.lru import BoundedDict
-from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.support.offload import run_in_worker, run_in_worker_if_large
 from compaction_proxy.telemetry.event_history import (
     EventHistory,
     EventListener,
@@ -301,7 +301,10 @@ class RoundBuilder:
         if self._index.has_checkpoint(listed, checkpoint_id):
             return checkpoint
         line = self._index.cache_id_and_build_line(listed, checkpoint_id, ttl_s)
-        await self._records.save_if_absent(key, to_fields(checkpoint), ttl_s=ttl_s)
+        fields = await run_in_worker_if_large(
+            0, partial(to_fields, checkpoint), message_count=checkpoint.length
+        )
+        await self._records.save_if_absent(key, fields, ttl_s=ttl_s)
         await self._records.write([line])
         if due_reason is not None:
             event = Event(
@@ -434,6 +437,7 @@ class RoundBuilder:
         archive, detail, facts = await run_in_worker(
             partial(self._build_records, job, checkpoint, archived_round)
         )
+        own_fields = await run_in_worker(partial(to_fields, checkpoint))
         affected = job.affected_indices
         event = Event(
             COMPACTED,
@@ -459,7 +463,6 @@ class RoundBuilder:
         ]
         if archive is not None:
             other_items += [*archive.items, archive.list_line]
-        own_fields = to_fields(checkpoint)
         fields = await self._records.save_if_absent(
             job.key, own_fields, ttl_s=job.ttl_s, other_items=other_items, lease=lease
         )
@@ -467,7 +470,7 @@ class RoundBuilder:
             self._announce(job.tenant, event)
             if self._retention is not None and archive is not None:
                 await self._retention.add_archive(job.tenant, ArchiveRef(job.root, archived_round), archive)
-        return None if fields is None else from_fields(fields) or checkpoint
+        return None if fields is None else await run_in_worker(partial(from_fields, fields)) or checkpoint
 
     def _build_records(
         self, job: RoundJob, checkpoint: Checkpoint, archived_round: ArchivedRound

@@ -6,6 +6,7 @@ used only if the request would not fit without a compaction. Otherwise the reque
 """
 
 from dataclasses import replace
+from functools import partial
 
 from compaction_proxy.compaction.directives import NO_DIRECTIVES, DirectiveStore
 from compaction_proxy.compaction.feedback import RoundEffectiveness
@@ -28,6 +29,7 @@ from compaction_proxy.core.checkpoint import Checkpoint
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.message import find_latest_user_message
 from compaction_proxy.core.planner import compute_checkpoint_id
+from compaction_proxy.support.offload import run_in_worker_if_large
 
 # A request waits for a summary for at most this share of the time after which its client gives up.
 PATIENCE_SHARE = 0.25
@@ -99,7 +101,8 @@ class RoundCoordinator:
         Returns the view unchanged if there is nothing to cap, or if no compaction could be made, for example
         because the capped list would not be shorter.
         """
-        plan = plan_result_caps(view)
+        count = len(view.messages)
+        plan = await run_in_worker_if_large(0, partial(plan_result_caps, view), message_count=count)
         if plan is None or view.root is None:
             return view
         job = await self._job_builder.build_job(view, RoundDraft(plan, 0), "huge")

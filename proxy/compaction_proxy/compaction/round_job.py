@@ -4,7 +4,7 @@ The main parts of a job are the draft (`RoundDraft`), with the plan and the ledg
 summary model, with its system prompt.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.resources import files
@@ -26,7 +26,8 @@ from compaction_proxy.core.checkpoint import compute_exact_digest
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import ConfigError, UnreadableBodyError
 from compaction_proxy.core.ledger.language import detect_language
-from compaction_proxy.core.message import Message
+from compaction_proxy.core.masking import map_results_to_calls
+from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.planner import RoundPlan, list_chain_records, predict_checkpoint_id
 from compaction_proxy.core.render import build_excerpt
 from compaction_proxy.core.repair import repair_messages
@@ -176,6 +177,31 @@ class RoundJob:
         known = earlier.removed_indices | earlier.edited if earlier else frozenset[int]()
         plan = self.draft.plan
         return tuple(sorted({*plan.removed_indices, *list_edited_indices(plan)} - known))
+
+    @cached_attribute
+    def calls_by_result(self) -> Mapping[int, MessageToolCall]:
+        """The call to which each tool result belongs, by the index of the result."""
+        return map_results_to_calls(self.view.unfixed_messages)
+
+    @cached_attribute
+    def largest_group(self) -> int:
+        """The index of the group that has the most tokens. The plan must have at least one group."""
+        messages = self.view.unfixed_messages
+        sizes = [sum(messages[index].tokens for index in each) for each in self.draft.plan.groups]
+        return sizes.index(max(sizes))
+
+    @cached_attribute
+    def quoted_task(self) -> str:
+        """The text of the task, which the replacement quotes if the task is removed.
+
+        Empty if the task is not removed, and `NO_TASK` if the conversation has no task.
+        """
+        messages, earlier = self.view.unfixed_messages, self.view.checkpoint
+        task = find_task_message(messages)
+        if task is None:
+            return NO_TASK
+        removed = {*self.draft.plan.removed_indices, *(earlier.removed_indices if earlier else ())}
+        return self.format_task() if any(messages[index] is task for index in removed) else ""
 
     def format_task(self) -> str:
         """Returns the text of the task, or an excerpt if the text exceeds the strategy's size limit.

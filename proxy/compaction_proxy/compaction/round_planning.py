@@ -25,7 +25,7 @@ from compaction_proxy.core.planner import (
     plan_round,
 )
 from compaction_proxy.core.strategies import ANCHORED_LAYOUT, ScaledLimit
-from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.support.offload import run_in_worker, run_in_worker_if_large
 
 # Approximate number of tokens in the introductory and closing lines around the records of a chain.
 FRAME_TOKENS = 120
@@ -314,7 +314,8 @@ class RoundPlanner:
             view: The request.
             allow_small: Whether to draft a compaction even if it saves little.
         """
-        key = _build_key(view, allow_small=allow_small)
+        build_key = partial(_build_key, view, allow_small=allow_small)
+        key = await run_in_worker_if_large(0, build_key, message_count=len(view.messages))
         task = next((task for task, running_key in self._running.items() if running_key == key), None)
         if task is None:
             task = asyncio.create_task(self._draft_fitting_round(view, allow_small=allow_small))

@@ -78,25 +78,25 @@ class Config(BaseModel):
 
     model_config = STRICT
     server: ServerSection = ServerSection()
-    """Where clients reach the proxy."""
+    """Where clients reach the proxy, and limits for their requests."""
     upstream: UpstreamSection = UpstreamSection()
     """Where requests go."""
     store: StoreSection = StoreSection()
-    """Where derived data is kept."""
+    """Where the proxy keeps its data."""
     session: SessionSection = SessionSection()
-    """How a conversation is recognised."""
+    """How the proxy identifies a conversation."""
     compaction: CompactionSection = CompactionSection()
-    """When and how a conversation is compacted."""
+    """When and how to compact a conversation."""
     summary: SummarySection = SummarySection()
-    """Who writes summaries."""
+    """Which model writes summaries, and how."""
     archive: ArchiveSection = ArchiveSection()
-    """How much of what was removed is kept."""
+    """How much text of removed messages the proxy keeps."""
     recall: RecallSection = RecallSection()
-    """How the model gets at what was removed."""
+    """How the model reaches removed messages."""
     models: dict[str, ModelSection] = {}
     """Settings by model. Each key is a glob for the model's name. Case matters, and the first match wins."""
     observability: ObservabilitySection = ObservabilitySection()
-    """What the proxy reports about itself: logs, metrics and traces."""
+    """Logs, metrics and traces of the proxy."""
 
     @cached_property
     def settings_by_glob(self) -> tuple[GlobSettings, ...]:

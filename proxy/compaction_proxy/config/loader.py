@@ -34,10 +34,10 @@ REDIS_VARIABLE = "REDIS_URL"
 MAX_SECRET_BYTES = 65_536
 MODELS_PATH: KeyPath = ("models",)
 ERROR_TEXTS = {
-    "tuple_type": "a list is needed",
-    "dict_type": "a mapping is needed",
-    "model_type": "a mapping of keys is needed",
-    "model_attributes_type": "a mapping of keys is needed",
+    "tuple_type": "expected a list",
+    "dict_type": "expected a mapping",
+    "model_type": "expected a mapping of keys",
+    "model_attributes_type": "expected a mapping of keys",
 }
 
 
@@ -142,10 +142,10 @@ def _read_secret(path: str) -> str:
         with Path(path).open("rb") as file:
             data = file.read(MAX_SECRET_BYTES + 1)
         if len(data) > MAX_SECRET_BYTES:
-            raise ValueError(f"the file has more than {MAX_SECRET_BYTES:,} bytes")
+            raise ValueError(f"the file is larger than {MAX_SECRET_BYTES:,} bytes")
         text = data.decode().removesuffix("\n")
     except OSError as error:
-        raise ValueError(f"the file cannot be read: {error.strerror}") from None
+        raise ValueError(f"cannot read the file: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
     # A file that is not fully written yet looks empty, and so does a pipe that was already read. An empty
@@ -177,11 +177,11 @@ def _parse_variable(
         raise ConfigError(f"{name}: {format_key_path(place)}: {error}") from None
     if is_file:
         raise ConfigError(
-            f"{name}: {format_key_path(secret)}: {value_variable} is set too; one of both is enough"
+            f"{name}: {format_key_path(secret)}: {value_variable} is also set; set only one of them"
         )
     right_name = _map_variable_names(keys).get(_merge_underscores(name))
     if place[0] == "models":
-        problem = f"{PREFIX}MODELS takes all models as one JSON object"
+        problem = f"set all models as one JSON object in {PREFIX}MODELS"
     else:
         problem = f"unknown key{f', did you mean {right_name}?' if right_name else suggest_key(place)}"
     raise ConfigError(f"{name}: {format_key_path(place)}: {problem}")
@@ -211,7 +211,7 @@ def _find_variable_warnings(environ: Mapping[str, str], keys: Mapping[KeyPath, C
     for name in unread:
         right_name = right_names.get(_merge_underscores(name))
         if right_name is not None:
-            yield f"{name}: is ignored, because the name of this variable is {right_name}"
+            yield f"{name}: ignored; the correct name of this variable is {right_name}"
 
 
 def _iter_leaf_values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
@@ -284,7 +284,7 @@ def _describe_error(error: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetail
         return str(error["ctx"]["error"])
     text: str = ERROR_TEXTS.get(error["type"], error["msg"])
     if isinstance(error["input"], bool) and error["type"] in {"literal_error", "string_type"}:
-        text += " (YAML takes a bare on, off, yes or no for true or false)"
+        text += " (YAML reads a bare on, off, yes or no as true or false)"
     return text
 
 

@@ -61,9 +61,9 @@ class WireSection(BaseModel):
 
     model_config = STRICT
     base_url: HttpUrl | None = None
-    """Base URL of the provider for this wire; null: `upstream.base_url`."""
+    """Base URL of the provider for this wire. Null: `upstream.base_url`."""
     api_key: Key = SecretStr("")
-    """Key sent there in place of the client's; empty: `upstream.api_key` where the origin is the same."""
+    """API key that replaces the client's. Empty: `upstream.api_key`, if the origin is the same."""
 
 
 class WiresSection(BaseModel):
@@ -73,7 +73,7 @@ class WiresSection(BaseModel):
     responses: WireSection = WireSection()
     """Requests to `…/responses`."""
     messages: WireSection = WireSection()
-    """Requests to `…/v1/messages`, and all with `anthropic-version`; to Anthropic where OpenAI has no key."""
+    """Anthropic Messages requests. If the upstream is OpenAI without `api_key`, they go to Anthropic."""
 
 
 class UpstreamSection(BaseModel):
@@ -81,21 +81,21 @@ class UpstreamSection(BaseModel):
 
     model_config = STRICT
     base_url: HttpUrl = "https://api.openai.com/v1"
-    """Base URL of the provider; the client's path is appended, a shared `/v1` is taken once."""
+    """Base URL of the provider. The proxy appends the client's path, and does not repeat a common `/v1`."""
     api_key: Key = SecretStr("")
-    """Key sent upstream in place of the client's; empty: the client's own passes through."""
+    """API key that replaces the client's. Empty: the proxy forwards the client's own key."""
     engine: Literal["native", "aiohttp"] = "native"
-    """Only `native`. `aiohttp` means the same, with a warning, until version 0.2."""
+    """HTTP engine: `native`. Until version 0.2, `aiohttp` is accepted with a warning and does the same."""
     timeout_s: Seconds = 600
-    """Longest silence of the upstream, in seconds."""
+    """Seconds to wait for the next byte from the upstream."""
     stream_usage: Annotated[str, OnlyValue("observe")] = "observe"
-    """Whether `usage` on streams is only observed."""
+    """Whether the proxy only observes `usage` on streams."""
     lower_max_tokens: AutoOrFalse = "auto"
-    """`auto`: `max_tokens` is lowered where the upstream refuses its sum with the prompt; `false`: never."""
+    """`auto`: lower `max_tokens` and retry if the upstream refuses prompt plus output. `false`: never."""
     responses_compact: Literal["auto", "relay", "answer"] = "auto"
-    """Who compacts if a client asks: `relay` the upstream, `answer` the proxy, `auto` the one that can."""
+    """Who answers `…/responses/compact`: the upstream (`relay`), the proxy (`answer`), or `auto`."""
     prices: Literal["auto", "list"] = "auto"
-    """`list`: list prices also where the upstream is private, as a gateway is; `auto`: not of those."""
+    """`auto`: list prices apply only to public upstreams. `list`: also to upstreams on private networks."""
     wires: WiresSection = WiresSection()
     """Providers of single wires."""
 
@@ -130,15 +130,15 @@ class RecallSection(BaseModel):
 
     model_config = STRICT
     tool: Literal["none", "inject", "always"] = "none"
-    """Offers the model a search of what was removed, once something was (`inject`) or `always`."""
+    """Search tool for removed messages: `none`, `inject` (only after a compaction) or `always`."""
     max_hops: Hops = 4
-    """How often, 1 to 16, one answer may go on after searches; up to 8 of them are run each time."""
+    """Maximum number of search steps in one answer, 1 to 16. Each step runs up to 8 searches."""
     auto: Literal["none", "inject"] = "none"
-    """`inject` places what matches the latest user message right before it."""
+    """`inject`: insert removed text that matches the latest user message in front of that message."""
     auto_tokens: RecalledTokens = 500
-    """Tokens that what `auto` places may take, 50 to 2,000."""
+    """Maximum tokens of the text that `auto` inserts, 50 to 2,000."""
     auto_score: Share = 0.25
-    """How well a passage must match for `auto`, 0 to 1; the lower, the more is beside the point."""
+    """Minimum match score for `auto`, 0 to 1. Lower values return more irrelevant passages."""
 
 
 # Maximum configurable price, in dollars per million tokens: one dollar for each token. Much higher prices
@@ -153,31 +153,31 @@ class SurchargeSection(BaseModel):
 
     model_config = STRICT
     above_tokens: Positive
-    """Input tokens above which a request costs more."""
+    """Size of a request, in input tokens, above which these prices apply."""
     input: Dollars
-    """Dollars for a million input tokens; more than without the surcharge."""
+    """Dollars per million input tokens. Must be higher than the price without the surcharge."""
     cached: Dollars | None = None
-    """The same for tokens that the provider had cached; null: as many times more as `input`."""
+    """Dollars per million cached input tokens. Null: raised by the same factor as `input`."""
     cache_write: Dollars | None = None
-    """The same for tokens that it puts into its cache; null: as many times more as `input`."""
+    """Dollars per million input tokens written to the cache. Null: raised by the same factor as `input`."""
     output: Dollars | None = None
-    """Dollars for a million output tokens; null: no more than without."""
+    """Dollars per million output tokens. Null: the price without the surcharge."""
 
 
 class PricesSection(BaseModel):
-    """Prices of a model, in dollars for a million tokens."""
+    """Prices of a model, in dollars per million tokens."""
 
     model_config = STRICT
     input: Dollars
-    """Dollars for a million input tokens."""
+    """Dollars per million input tokens."""
     cached: Dollars | None = None
-    """The same for tokens that the provider had cached; null: as `input`."""
+    """Dollars per million cached input tokens. Null: the price of `input`."""
     cache_write: Dollars | None = None
-    """The same for tokens that it puts into its cache; null: as `input`."""
+    """Dollars per million input tokens written to the cache. Null: the price of `input`."""
     output: Dollars
-    """Dollars for a million output tokens."""
+    """Dollars per million output tokens."""
     surcharge: SurchargeSection | None = None
-    """`above_tokens`, `input`, `cached`, `cache_write`, `output` of larger requests; null: none."""
+    """Prices of large requests: `above_tokens`, `input`, `cached`, `cache_write`, `output`. Null: none."""
 
     @field_validator("surcharge")
     @classmethod
@@ -191,7 +191,7 @@ class PricesSection(BaseModel):
         """
         without = info.data.get("input")
         if surcharge is not None and without is not None and surcharge.input <= without:
-            raise ValueError(f"its input costs {surcharge.input:g}, which is not above {without:g}")
+            raise ValueError(f"the price of input is {surcharge.input:g}; it must be higher than {without:g}")
         return surcharge
 
     def to_price(self) -> ModelPrice:
@@ -221,13 +221,13 @@ _MEGABYTE = 1_000_000
 
 
 class ArchiveSection(BaseModel):
-    """How much text of removed messages is kept. Beyond these limits, the proxy deletes the oldest text."""
+    """How much text of removed messages the proxy keeps. Beyond these limits, it deletes the oldest text."""
 
     model_config = STRICT
     conversation_mb: Number = 16
-    """Megabytes of text of one conversation with its branches, before compression; 0: no bound."""
+    """Limit for one conversation and its branches, in megabytes before compression. 0: no limit."""
     tenant_mb: Number = 512
-    """Megabytes of text of all that a tenant has, likewise; looked at once a minute. 0: no bound."""
+    """Limit for all conversations of a tenant, in megabytes before compression. 0: no limit."""
 
     @property
     def conversation_bytes(self) -> int:
@@ -261,57 +261,57 @@ class ServerSection(BaseModel):
 
     model_config = STRICT
     host: str = "127.0.0.1"
-    """Address to listen on; one that is not loopback should have an `admin_key`."""
+    """Address to listen on. Set `admin_key` if it is not a loopback address."""
     port: Annotated[Number, Field(le=65_535)] = 4141
-    """TCP port; 0 takes a free one."""
+    """TCP port. 0 selects a free port."""
     unix_socket: str | None = None
-    """Path to listen on instead of host and port, for its owner and group; null: TCP."""
+    """Path of a Unix socket, for its owner and group, instead of host and port. Null: TCP."""
     tls_certificate: str | None = None
-    """File of a certificate chain in PEM, to serve HTTPS; null: plain HTTP."""
+    """PEM file with a certificate chain, to serve HTTPS. Null: plain HTTP."""
     tls_key: str | None = None
-    """File of its private key in PEM, without a password."""
+    """PEM file with the private key of the certificate, without a password."""
     base_path: BasePath = ""
-    """Prefix of our own paths (health, metrics, admin); empty: none."""
+    """Prefix of the proxy's own paths (health, metrics, admin). Empty: none."""
     admin_key: Key = SecretStr("")
-    """Bearer key of the admin API and UI; empty: the proxy makes one on loopback; `none`: open there."""
+    """Key of the admin API and dashboard. Empty: generated on loopback addresses. `none`: no key there."""
     secret: SecretStr = SecretStr("")
-    """Key of the digests that separate tenants; empty: made once and kept beside the store."""
+    """Secret from which tenant ids are derived. Empty: generated once and kept with the store."""
     previous_secrets: tuple[Key, ...] = ()
-    """Earlier values of `secret`: compaction items that were sealed with one of them are still opened."""
+    """Earlier values of `secret`. The proxy still decrypts compaction items that were sealed with them."""
     client_keys: tuple[Key, ...] = ()
-    """Keys of which clients must show one, as they would to the provider; empty: everybody is served."""
+    """API keys that clients may use. If empty, the proxy accepts any client."""
     workers: Annotated[Positive, Field(le=64)] = 1
-    """Processes that share the port, 1 to 64; several need a store that they can share."""
+    """Number of worker processes, 1 to 64. More than one needs a shared store, not `memory://`."""
     accept_grace_s: Number | None = None
-    """Told to end, seconds in which requests are still accepted, unready; null: 5, on loopback 0."""
+    """Seconds to keep accepting requests after SIGTERM while reporting not ready. Null: 5, on loopback 0."""
     drain_s: Seconds = 120
-    """Longest time, in seconds, that requests under way get after that; what is left is cut."""
+    """Seconds after `accept_grace_s` in which open requests may finish. The proxy then cuts the others."""
     max_body_bytes: Positive = 67_108_864
-    """Largest decoded body, in bytes, of a request on a compacted path; a larger one is answered with 413."""
+    """Maximum size of a decoded body on a compacted path, in bytes. Larger requests fail with 413."""
     max_inflight_bytes: Annotated[Positive, Field(ge=MIN_INFLIGHT_BYTES)] | None = None
-    """Bytes of bodies that each process holds; more wait 5 s, then get 503. Null: as its memory allows."""
+    """Memory for request bodies per process. Requests wait 5 s for it, then get 503. Null: automatic."""
     max_in_flight: Positive = 1_000
-    """Relayed requests that each process serves at once; one more waits 0.1 s for a place, then gets 503."""
+    """Maximum concurrent requests, per process. Further requests wait 0.1 s, then fail with 503."""
     head_timeout_s: Seconds = 15
-    """Longest time, in seconds, until a request's head has come; then the connection is closed."""
+    """Seconds to wait for the head of a request before the proxy closes the connection."""
     body_timeout_s: Seconds = 30
-    """Longest time, in seconds, in which less than 500 bytes a second of a body come; then it gets 408."""
+    """Maximum seconds a body may arrive slower than 500 B/s before the request fails with 408."""
     keep_alive_s: SecondsOrNever = 0
-    """Seconds of silence after which an event stream gets a comment, for balancers that cut it; 0: never."""
+    """Seconds between comments on a silent event stream, so that load balancers keep it open. 0: none."""
     send_timeout_s: Seconds = 60
-    """Longest time, in seconds, in which a client takes nothing of its answer; then it is cut off."""
+    """Maximum seconds in which a client reads nothing before the proxy closes the connection."""
 
 
 class StoreSection(BaseModel):
-    """Where derived data is kept: checkpoints, the archive and events."""
+    """Where the proxy keeps its data: checkpoints, the archive and events."""
 
     model_config = STRICT
     url: StoreUrl | None = None
-    """`sqlite:///PATH`, `memory://` or a Redis URL; null: `$REDIS_URL`, else a file in `$XDG_DATA_HOME`."""
+    """`sqlite:///PATH`, `memory://` or a Redis URL. Null: `$REDIS_URL`, or a file in `$XDG_DATA_HOME`."""
     ttl: Duration = "30d"
-    """How long a record is kept after it was written: 90s, 15m, 12h, 30d."""
+    """How long the proxy keeps a record after it was written, such as 90s, 15m, 12h or 30d."""
     encryption_keys: tuple[SecretStr, ...] = ()
-    """Keys that seal records, newest first: 32 bytes in base64 (extra `crypto`). Empty: not sealed."""
+    """Keys that encrypt records, newest first: 32 bytes in base64. Empty: records are not encrypted."""
 
     @property
     def ttl_s(self) -> float:
@@ -324,17 +324,17 @@ class SessionSection(BaseModel):
 
     model_config = STRICT
     headers: tuple[HeaderName, ...] = SESSION_HEADERS
-    """Request headers that may carry a session id; the first that is present wins."""
+    """Request headers that can contain a session id. The proxy uses the first one that is present."""
     body_hints: bool = True
-    """Whether the body may name the session where no header does: `metadata.session_id` and the like."""
+    """Whether to read the session id from the body, such as `metadata.session_id`, if no header has one."""
     tenant: Tenant = "credential"
-    """What separates tenants: `credential`, `header:NAME` (set by a gateway that you trust), or `none`."""
+    """How to separate tenants: by `credential`, by `header:NAME` (set by a trusted gateway), or `none`."""
     fallback: Literal["content", "none"] = "content"
-    """Without any id: `content` finds the conversation by its messages, `none` does not look for it."""
+    """How to identify requests without a session id. `content`: by their messages; `none`: not at all."""
     store_names: bool = False
-    """Whether the client's own session id is stored and shown in lists; otherwise only its digest is."""
+    """Whether to store the client's session id and show it in lists. Otherwise only its digest is stored."""
     store_titles: bool = False
-    """Whether the beginning of the latest user message is stored, and shown in lists as a title."""
+    """Whether to store the beginning of the latest user message and show it in lists as a title."""
 
 
 def _drop_false(value: object) -> object:
@@ -346,41 +346,41 @@ Switch = Annotated[bool | None, AfterValidator(_drop_false)]
 
 
 class TriggerRow(BaseModel):
-    """A compaction starts if every threshold that a row sets is reached. Of several rows, one is enough."""
+    """A rule matches if every threshold that it sets is reached. One matching rule starts a compaction."""
 
     model_config = STRICT
     tokens: Number | None = None
-    """Tokens of the conversation as it would be forwarded."""
+    """Size of the conversation as the proxy would forward it, in tokens."""
     percent: Percent | None = None
-    """The same in percent of the usable window."""
+    """Size of the conversation, as a percentage of the usable window."""
     percent_of_window: Percent | None = None
-    """The same in percent of the whole window."""
+    """Size of the conversation, as a percentage of the whole context window."""
     messages: Number | None = None
-    """Messages gained since the last round."""
+    """Messages added since the last compaction."""
     turns: Number | None = None
-    """User messages gained since the last round."""
+    """User messages added since the last compaction."""
     iterations: Number | None = None
-    """Assistant messages gained since the last round."""
+    """Assistant messages added since the last compaction."""
     price_tier: Switch = None
-    """`true`: just below the size above which the model costs more a token; if it never does, at usable."""
+    """`true`: just below the size from which the model charges more per token, or at the usable window."""
     cost_optimal: Switch = None
-    """`true`: where the conversation costs least by growth and prices; at 75 percent where it is unknown."""
+    """`true`: at the size with the lowest expected cost, or at 75 percent if the cost is unknown."""
     rework_tokens: Number | None = None
-    """What `cost_optimal` adds to the price of a round, in input tokens read once more; null: 40,000."""
+    """Extra cost of a compaction for `cost_optimal`, in input tokens that are read again. Null: 40,000."""
 
 
 class KeepSection(BaseModel):
-    """What a compaction leaves unchanged. A key that is null takes the strategy's own value."""
+    """What a compaction leaves unchanged. Null selects the strategy's own value."""
 
     model_config = STRICT
     messages: Number | None = None
-    """Newest messages that stay."""
+    """Number of newest messages that no compaction removes."""
     tail_tokens: Number | None = None
-    """Tokens of the newest messages that stay; where a strategy has a share of its own, at most that."""
+    """Tokens of newest messages that no compaction removes, at most the strategy's `tail_percent`."""
     user_tokens: Number | None = None
-    """Tokens of the ledger, which quotes what users said; `anchored` has one."""
+    """Maximum tokens of the ledger, which quotes users. Only `anchored` has a ledger."""
     tool_results: Number | None = None
-    """Newest tool results that are never masked; `anchored` masks."""
+    """Number of newest tool results that `anchored` never masks."""
 
 
 def _parse_trigger(value: object) -> object:
@@ -398,38 +398,38 @@ def _check_strategy(name: str) -> str:
     if name not in STRATEGIES:
         close = get_close_matches(name, STRATEGIES, n=1)
         meant = f", did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"one of {', '.join(STRATEGIES)}{meant}")
+        raise ValueError(f"expected one of {', '.join(STRATEGIES)}{meant}")
     return name
 
 
 class CompactionSection(BaseModel):
-    """When and how a conversation is compacted. A key that is null takes the strategy's own value."""
+    """When and how to compact a conversation. Null selects the strategy's own value."""
 
     model_config = STRICT
     mode: Literal["active", "shadow", "bypass"] = "active"
-    """`active`; `shadow` plans and reports without a summary call; `bypass` relays only."""
+    """`active`: compact, `shadow`: only report what a compaction would do, `bypass`: only forward."""
     strategy: Annotated[str, AfterValidator(_check_strategy)] = DEFAULT_STRATEGY
-    """How to compact: one of the rows of `compaction.strategies`."""
+    """How to compact: one of the names below `compaction.strategies`."""
     trigger: Annotated[tuple[TriggerRow, ...] | None, BeforeValidator(_parse_trigger)] = None
-    """List of rows, any of which fires; 0 or an empty list: never by itself."""
+    """Compaction starts when any rule in this list matches. 0 or an empty list: no automatic compaction."""
     target_tokens: Positive | None = None
-    """Tokens to shrink to; less than the trigger."""
+    """Size after a compaction, in tokens. Must be below the trigger."""
     background: bool | None = None
-    """Whether to summarise after the answer, ahead of need; null: `anchored` does."""
+    """Whether to prepare the next summary early, after an answer. Null: only with `anchored`."""
     max_block_s: Seconds | None = None
-    """Longest time, in seconds, that a request waits for a summary."""
+    """Maximum seconds that a request waits for a summary."""
     stand_in_role: StandInRole | None = None
-    """Role of the message that stands in for what was removed."""
+    """Role of the message that replaces removed messages."""
     recount: Literal["usage", "probe"] = "usage"
-    """What corrects estimates: the provider's `usage`; `probe` asks for it with a small request as well."""
+    """How to correct estimates: from the provider's `usage`, or with extra small requests too (`probe`)."""
     counter: Literal["tiktoken", "characters"] = "tiktoken"
-    """How tokens are estimated; `characters` is a quarter of their number, far too low on dense text."""
+    """How to estimate tokens. `characters`: characters divided by four, which is too low for dense text."""
     on_disconnect: Literal["finish", "cancel"] = "finish"
-    """Whether a summary is finished and saved when the client that waited for it has left."""
+    """Whether to `finish` or `cancel` a summary call if the waiting client disconnects."""
     keep: KeepSection = KeepSection()
-    """What stays."""
+    """Messages that no compaction removes."""
     strategies: StrategiesSection = StrategiesSection()  # type: ignore[valid-type]  # built from a table
-    """Fields of the strategies; a key above that is set beats them."""
+    """Settings of each strategy. Keys above that are set override them."""
 
     @field_validator("trigger")
     @classmethod
@@ -441,38 +441,38 @@ class CompactionSection(BaseModel):
         """
         filled = [{getattr(row, name) for name in TRIGGER_FIELDS} - {None} for row in rows or ()]
         if set() in filled:
-            raise ValueError("a row names at least one of " + ", ".join(TRIGGER_FIELDS))
+            raise ValueError("a rule must set at least one of " + ", ".join(TRIGGER_FIELDS))
         if any(row.rework_tokens is not None and not row.cost_optimal for row in rows or ()):
-            raise ValueError("rework_tokens means something beside cost_optimal only")
+            raise ValueError("rework_tokens has an effect only together with cost_optimal")
         if rows is None:
             return None
         return tuple(row for row, values in zip(rows, filled, strict=True) if 0 not in values)
 
 
 class SummarySection(BaseModel):
-    """Which model writes summaries, and how. A key that is null takes the strategy's own value."""
+    """Which model writes summaries, and how. Null selects the strategy's own value."""
 
     model_config = STRICT
     model: Annotated[str, Field(min_length=1)] | None = None
-    """Summary model; null: a cheap one of the upstream's, for `full` the request's own (`same`); `none`."""
+    """Summary model. `same`: the request's model; `none`: no model. Null: the strategy's default."""
     base_url: HttpUrl | None = None
-    """Base URL of its provider; null: the upstream's. Another origin needs an `api_key` of its own."""
+    """Base URL for summary calls. Null: the upstream. Another origin needs `summary.api_key`."""
     wire: Literal["chat", "responses", "messages"] = "chat"
-    """What `base_url` speaks; without one a summary is asked for on the request's own wire."""
+    """API format of `base_url`. Without `base_url`, summary calls use the format of the request."""
     api_key: Key = SecretStr("")
-    """Key for summary calls; empty: that of the request."""
+    """API key for summary calls. Empty: the key of the request."""
     max_tokens: Positive | None = None
-    """Tokens that a summary may take."""
+    """Maximum output tokens of a summary call."""
     timeout_s: Seconds = 30
-    """Longest time for a summary call, in seconds."""
+    """Maximum duration of a summary call, in seconds."""
     prompt_file: str | None = None
-    """File with instructions in place of the built-in ones."""
+    """File with instructions that replace the built-in ones."""
     instructions: str = ""
-    """Text added to the instructions."""
+    """Text to append to the instructions for the summary model."""
     input: Literal["transcript", "aligned"] | None = None
-    """What the summary model sees: a fenced `transcript`, or the conversation itself (`aligned`)."""
+    """Input of the summary model: a quoted `transcript`, or the conversation's own messages (`aligned`)."""
     calls_per_hour: Number = 600
-    """Summary calls of a tenant an hour and process; one of over 100,000 tokens is several. 0: no bound."""
+    """Summary calls per tenant, hour and process. Calls over 100,000 tokens count as several. 0: no limit."""
 
 
 class ModelSection(BaseModel):
@@ -480,15 +480,15 @@ class ModelSection(BaseModel):
 
     model_config = STRICT
     window: Positive | None = None
-    """Largest number of input tokens; null: learned, known, or 128,000."""
+    """Context window in tokens. Null: as the upstream reports, or from the shipped table, or 128,000."""
     reserve_output: Number | None = None
-    """Tokens set aside for the answer; null: the strategy's own."""
+    """Tokens to reserve for the answer. Null: the strategy's default."""
     alternation: Literal["none", "strict"] = "none"
-    """`strict` where user and assistant messages must alternate."""
+    """`strict`: user and assistant messages must alternate. `none`: any order."""
     tools: bool | None = None
-    """Whether it takes tools, for `recall.tool`; null: as its name says, or where a request has some."""
+    """Whether the model supports tools, for `recall.tool`. Null: decided by its name and the request."""
     prices: PricesSection | None = None
-    """What its tokens cost (keys below); null: as the table of prices knows them."""
+    """Prices of the model. Null: from the shipped table of prices."""
     compaction: CompactionSection | None = None
     """Keys of `compaction` for these models."""
     summary: SummarySection | None = None
@@ -498,18 +498,18 @@ class ModelSection(BaseModel):
 
 
 class ObservabilitySection(BaseModel):
-    """What the proxy reports about itself in logs and traces."""
+    """Logs, metrics and traces of the proxy."""
 
     model_config = STRICT
     log_format: Literal["json", "console"] = "json"
-    """`json` is one object a line, `console` is for reading."""
+    """`json`: one object per line; `console`: text for people."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The lowest level whose lines are logged."""
+    """Lowest level to log."""
     access_log: AccessLog = "off"
-    """A line for each request (`all`), or for each that ended in an error (`errors`), without a query."""
+    """Requests to log: `all`, `errors` or `off`. The log has no query strings."""
     trace_content: Annotated[bool, OnlyValue(value=False)] = False
-    """Whether message text may enter traces."""
+    """Whether traces can contain message text."""
     otlp_endpoint: HttpUrlIfAny = ""
-    """Base URL of a collector for traces (OTLP over HTTP, extra `otel`); empty: that of `OTEL_…`, or none."""
+    """Base URL of an OTLP/HTTP collector (extra `otel`). Empty: from the `OTEL_…` variables, or no traces."""
     old_metric_names: bool = True
-    """Whether each metric also has its earlier name, without `compaction_proxy_`; until version 0.2."""
+    """Whether to also export metrics under their old names, without `compaction_proxy_` (until 0.2)."""

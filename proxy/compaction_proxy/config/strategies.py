@@ -156,184 +156,197 @@ def _set_tag(tag: str, frame: SummaryFrame) -> SummaryFrame:
 POLICY_FIELDS: Mapping[str, PolicyField] = MappingProxyType(
     {
         "tokens": _build_trigger_field(
-            Number, "tokens", "Trigger, in tokens of the conversation; 0 switches it off."
+            Number, "tokens", "Size of the conversation, in tokens, that starts a compaction. 0: off."
         ),
         "percent": _build_trigger_field(
-            Percent, "percent", "Trigger, in percent of the window without reserves; 0 switches it off."
+            Percent, "percent", "Size that starts a compaction, as a percentage of the usable window. 0: off."
         ),
         "percent_of_window": _build_trigger_field(
-            Percent, "percent_of_window", "Trigger, in percent of the whole window; 0 switches it off."
+            Percent,
+            "percent_of_window",
+            "Size that starts a compaction, as a percentage of the whole window. 0: off.",
         ),
         "messages": _build_trigger_field(
-            Number | None, "messages", "Further trigger: messages gained since the last round; null: none."
+            Number | None, "messages", "Messages since the last compaction that start another one. Null: off."
         ),
         "turns": _build_trigger_field(
-            Number | None, "turns", "Further trigger: user messages gained since the last round; null: none."
+            Number | None,
+            "turns",
+            "User messages since the last compaction that start another one. Null: off.",
         ),
         "iterations": _build_trigger_field(
             Number,
             "iterations",
-            "Trigger, in assistant messages gained since the last round; 0 switches it off.",
+            "Assistant messages since the last compaction that start another one. 0: off.",
         ),
         "soft_percent": _build_percent_field(
             Percent,
             "soft_share",
-            "Percent of the trigger from which on work is done ahead of need; 0: never.",
+            "Percentage of the trigger at which the proxy prepares a compaction early. 0: never.",
         ),
         "hard_percent": PolicyField(
             Percent,
             "hard_percent",
-            "Percent of the usable window above which rounds are made again after an undo.",
+            "Percentage of the usable window above which compaction resumes after an undo.",
         ),
         "target_percent": _build_percent_field(
             Annotated[Percent, Field(gt=0, lt=100)],
             "target.share",
-            "What a round shrinks to, in percent of the trigger.",
+            "Size after a compaction, as a percentage of the trigger.",
         ),
         "target_tokens": PolicyField(
             Positive | None,
             "target",
-            "What a round shrinks to, in tokens; null: half of the trigger.",
+            "Size after a compaction, in tokens. Null: half of the trigger.",
             lambda target: target.tokens if target else None,
             _set_target_tokens,
         ),
         "keep_messages": PolicyField(
-            Number, "", "Newest messages that stay.", lambda row: row.keep.messages, _set_keep_messages
+            Number,
+            "",
+            "Number of newest messages that no compaction removes.",
+            lambda row: row.keep.messages,
+            _set_keep_messages,
         ),
         "keep_iterations": PolicyField(
             Number,
             "keep",
-            "Newest assistant messages that stay, with all that follows them.",
+            "Number of newest assistant messages to keep, with everything after them.",
             lambda keep: keep.iterations,
             _set_keep_iterations,
         ),
         "keep_tool_results": PolicyField(
-            Number, "keep.tool_results", "Newest tool results that are never masked; 0: those of the tail."
+            Number,
+            "keep.tool_results",
+            "Number of newest tool results that are never masked. 0: those in the tail.",
         ),
         "tail_tokens": PolicyField(
             Positive,
             "keep.tail",
-            "Tokens of the newest messages that stay, or `tail_percent` where that is less.",
+            "Maximum tokens of the tail, the newest messages that no compaction removes.",
             lambda tail: tail.tokens if tail else None,
             _set_tail_tokens,
         ),
         "tail_percent": _build_percent_field(
-            Percent, "keep.tail.share", "The same in percent of the trigger."
+            Percent, "keep.tail.share", "Maximum size of the tail, as a percentage of the trigger."
         ),
         "task_tokens": PolicyField(
             Positive,
             "task_tokens.tokens",
-            "Tokens of the task that are quoted verbatim; a longer one keeps its head and tail.",
+            "Maximum tokens of the quoted task. A longer task keeps its beginning and end.",
         ),
         "task_percent": _build_percent_field(
-            Percent, "task_tokens.share", "The same in percent of the trigger; the smaller counts."
+            Percent, "task_tokens.share", "Maximum size of the quoted task, as a percentage of the trigger."
         ),
         "ledger_tokens": PolicyField(
             Positive,
             "layout.ledger.tokens",
-            "Tokens of the ledger: rules, requests, facts and user text of what went.",
+            "Maximum tokens of the ledger: rules, requests, facts and text of users.",
         ),
         "ledger_percent": _build_percent_field(
-            Percent, "layout.ledger.share", "The same in percent of the trigger; the smaller counts."
+            Percent, "layout.ledger.share", "Maximum size of the ledger, as a percentage of the trigger."
         ),
         "cap_tokens": PolicyField(
-            Positive, "layout.cap.tokens", "Tokens that are left of a huge tool result."
+            Positive, "layout.cap.tokens", "Maximum tokens of a huge tool result after it was capped."
         ),
         "cap_percent": _build_percent_field(
-            Percent, "layout.cap.share", "The same in percent of the trigger; the smaller counts."
+            Percent,
+            "layout.cap.share",
+            "Maximum size of a capped tool result, as a percentage of the trigger.",
         ),
         "huge_percent": _build_percent_field(
             Percent,
             "layout.huge_share",
-            "Percent of usable above which a new result is huge, and capped where no round makes room.",
+            "Percentage of the usable window above which a new tool result counts as huge.",
         ),
         "rounds": PolicyField(
-            Positive, "layout.rounds", "Rounds that stay as they are before they are written anew as one."
+            Positive, "layout.rounds", "Number of records kept before they are merged into one."
         ),
         "chain_percent": _build_percent_field(
             Percent,
             "layout.chain_share",
-            "Percent of the target that rounds may take before they are written anew.",
+            "Percentage of the target above which records are merged into one.",
         ),
         "summary_percent": _build_percent_field(
-            Percent, "summary.share", "Size that a summary is asked to have, in percent of what is removed."
+            Percent, "summary.share", "Target summary length as a percentage of the removed text."
         ),
         "summary_least_tokens": PolicyField(
-            Positive, "summary.least_tokens", "The least of that, in tokens."
+            Positive, "summary.least_tokens", "Minimum of the target summary length, in tokens."
         ),
         "summary_tokens": PolicyField(
             Positive,
             "summary",
-            "Tokens that a summary is asked to stay under.",
+            "Maximum length of a summary that the prompt asks for, in tokens.",
             lambda shape: shape.tokens,
             _set_summary_tokens,
         ),
         "summary_max_tokens": PolicyField(
             Positive,
             "summary",
-            "Tokens that a summary may take.",
+            "Maximum output tokens of a summary call.",
             lambda shape: shape.max_tokens,
             _set_summary_max_tokens,
         ),
         "summary_model": PolicyField(
             Literal["cheap", "same"],
             "summary.model",
-            "Who writes it where `summary.model` is null: a `cheap` model, or the `same` as the request's.",
+            "Default of `summary.model`: a `cheap` model, or the `same` model as the request.",
         ),
         "summary_input": PolicyField(
             Literal["transcript", "aligned"],
             "summary.form",
-            "`transcript`: fenced text; `aligned`: the very conversation, the request behind it.",
+            "`transcript`: a quoted transcript; `aligned`: the conversation's own messages.",
         ),
         "temperature": PolicyField(
             Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=2)] | None,
             "summary.temperature",
-            "Sampling temperature of the summary call, 0 to 2; null: the provider's.",
+            "Sampling temperature of summary calls, 0 to 2. Null: the provider's default.",
         ),
         "tool_characters": PolicyField(
-            Positive, "summary.tool_characters", "Characters of a tool result that the summary model sees."
+            Positive, "summary.tool_characters", "Characters of each tool result that the summary model sees."
         ),
         "message_characters": PolicyField(
             Positive,
             "summary.message_characters",
-            "Characters of any other message that the summary model sees.",
+            "Characters of each other message that the summary model sees.",
         ),
         "stand_in_role": PolicyField(
-            StandInRole, "stand_in_role", "Role of the message that stands in for what was removed."
+            StandInRole, "stand_in_role", "Role of the message that replaces removed messages."
         ),
         "max_block_s": PolicyField(
             Seconds | None,
             "max_block_s",
-            "Longest time, in seconds, that a request waits; null: `summary.timeout_s`.",
+            "Maximum seconds that a request waits for a summary. Null: `summary.timeout_s`.",
         ),
         "take": PolicyField(
             Literal["until-under", "one"],
             "one_run",
-            "`until-under`: as many runs as bring the request under the trigger; `one`: one a request.",
+            "`until-under`: summarise runs until the request fits; `one`: one run per request.",
             lambda one: "one" if one else "until-under",
             lambda take, _: take == "one",
         ),
         "tag": PolicyField(
             Annotated[
-                str, require_pattern(r"[A-Za-z0-9_-]{1,64}", "a tag holds letters, digits, - and _ only")
+                str,
+                require_pattern(r"[A-Za-z0-9_-]{1,64}", "a tag can contain only letters, digits, - and _"),
             ],
             "frame",
-            "Tag around a summary: letters, digits, - and _.",
+            "Name of the tag around a summary: letters, digits, - and _.",
             lambda frame: frame.opening[1:-2],
             _set_tag,
         ),
         "system_reserve_tokens": PolicyField(
-            Number, "reserves.system", "Tokens set aside for system prompt and tools."
+            Number, "reserves.system", "Tokens to reserve for system prompt and tools."
         ),
         "output_reserve_tokens": PolicyField(
             Number,
             "reserves.output",
-            "Tokens set aside for the answer; the request's own `max_tokens` where larger.",
+            "Tokens to reserve for the answer, or the request's `max_tokens` if that is more.",
         ),
         "safety_tokens": PolicyField(
             Number,
             "reserves.safety",
-            "Tokens set aside for errors of the estimate; all reserves together take a quarter at most.",
+            "Tokens to reserve for estimation errors. All reserves take at most a quarter of the window.",
         ),
     }
 )
@@ -387,12 +400,14 @@ def _build_section(policy: Policy, description: str, *names: str) -> Any:  # noq
             str | None,
             Field(
                 default=None,
-                description="File with this strategy's instructions; null: `summary.prompt_file`.",
+                description="File with instructions for this strategy. Null: `summary.prompt_file`.",
             ),
         )
         fields["instructions"] = (
             str | None,
-            Field(default=None, description="Text added to them; null: `summary.instructions`."),
+            Field(
+                default=None, description="Text to append to the instructions. Null: `summary.instructions`."
+            ),
         )
     return create_model(
         f"{policy.name.title()}Strategy",
@@ -439,7 +454,7 @@ PruneStrategy = _build_section(
 )  # fmt: skip
 IterationsStrategy = _build_section(
     ITERATIONS,
-    "Keys of `iterations`, which every few iterations summarises all but the newest ones.",
+    "Keys of `iterations`, which summarises all but the newest iterations every few iterations.",
     "iterations", "tokens", "keep_iterations", *_RESERVE_KEYS, "summary_tokens", "summary_max_tokens",
     *_SUMMARY_KEYS,
 )  # fmt: skip

@@ -27,7 +27,7 @@ class OnlyValue:
             ValueError: If the value is different.
         """
         if value != self.value:
-            raise ValueError(f"this version works only with {json.dumps(self.value)}")
+            raise ValueError(f"this version supports only {json.dumps(self.value)}")
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:  # noqa: ANN401 - pydantic's protocol
@@ -57,7 +57,7 @@ def reject_boolean(value: object) -> object:
         ValueError: If the value is a boolean.
     """
     if isinstance(value, bool):
-        raise ValueError("a number is needed, not true or false")  # noqa: TRY004 - pydantic collects ValueError
+        raise ValueError("expected a number, not true or false")  # noqa: TRY004 - pydantic collects ValueError
     return value
 
 
@@ -93,7 +93,7 @@ def _split_url(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
-        raise ValueError("not a URL: host or port cannot be read") from None
+        raise ValueError("not a URL: the host or the port is invalid") from None
     return parts
 
 
@@ -106,11 +106,11 @@ def _check_http_url(url: str) -> str:
     """
     parts = _split_url(url)
     if parts.scheme not in DEFAULT_PORTS or not parts.hostname:
-        raise ValueError("a URL starts with http:// or https:// and names a host")
+        raise ValueError("a URL must start with http:// or https:// and contain a host")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("a credential belongs in api_key, not into the URL")
+        raise ValueError("put the credential into api_key, not into the URL")
     if parts.query or parts.fragment or re.search(r"[\s\x00-\x1f\x7f]", url):
-        raise ValueError("a base URL has no query, fragment or white space")
+        raise ValueError("a base URL must not contain a query, a fragment or white space")
     return url.rstrip("/")
 
 
@@ -127,7 +127,7 @@ def check_store_url(url: str) -> str:
         return url
     if re.fullmatch(r"(rediss?|valkeys?)(\+(cluster|sentinel|unix))?://[^\s#]+", url):
         return url
-    raise ValueError("a store is sqlite:///PATH, memory://, or redis://HOST and its relatives")
+    raise ValueError("expected sqlite:///PATH, memory://, or a Redis URL such as redis://HOST")
 
 
 def mask_passwords(text: str) -> str:
@@ -149,7 +149,7 @@ def require_pattern(pattern: str, problem: str) -> AfterValidator:
 
 def _check_key(secret: SecretStr) -> SecretStr:
     if not re.fullmatch(r"[\x21-\x7e]*", secret.get_secret_value()):
-        raise ValueError("a key holds printable ASCII characters only, no spaces and no line ends")
+        raise ValueError("a key can contain only printable ASCII characters without spaces or line breaks")
     return secret
 
 
@@ -170,9 +170,7 @@ SecondsOrNever = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, a
 Percent = Annotated[float, BeforeValidator(reject_boolean), Field(ge=0, le=100, allow_inf_nan=False)]
 Duration = Annotated[
     str,
-    require_pattern(
-        r"(?!0+[smhd])[0-9]{1,9}[smhd]", "a duration is a whole number and a unit: 90s, 15m, 12h or 30d"
-    ),
+    require_pattern(r"(?!0+[smhd])[0-9]{1,9}[smhd]", "expected a duration such as 90s, 15m, 12h or 30d"),
 ]
 HttpUrl = Annotated[str, AfterValidator(_check_http_url)]
 HttpUrlIfAny = Annotated[str, AfterValidator(lambda url: url and _check_http_url(url))]
@@ -180,17 +178,17 @@ StoreUrl = Annotated[str, AfterValidator(check_store_url)]
 BasePath = Annotated[
     str,
     require_pattern(
-        r"(/[A-Za-z0-9._~-]+)*", "a path starts with / and does not end with it, such as /compaction"
+        r"(/[A-Za-z0-9._~-]+)*", "a path must start with / and must not end with /, such as /compaction"
     ),
 ]
 Tenant = Annotated[
     str,
-    require_pattern(r"credential|none|header:[A-Za-z0-9_-]+", "one of credential, none, header:NAME"),
+    require_pattern(r"credential|none|header:[A-Za-z0-9_-]+", "expected credential, none or header:NAME"),
     AfterValidator(str.lower),
 ]
 HeaderName = Annotated[
     str,
-    require_pattern(r"[A-Za-z0-9_-]+", "a header's name holds letters, digits, - and _"),
+    require_pattern(r"[A-Za-z0-9_-]+", "a header name can contain only letters, digits, - and _"),
     AfterValidator(str.lower),
 ]
 

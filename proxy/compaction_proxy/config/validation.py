@@ -47,7 +47,7 @@ def _find_prompt_problem(path: str) -> str | None:
     with Path(path).expanduser().open("rb") as file:
         data = file.read(MAX_PROMPT_BYTES + 1)
     if len(data) > MAX_PROMPT_BYTES:
-        return f"the file has more than {MAX_PROMPT_BYTES:,} bytes"
+        return f"the file is larger than {MAX_PROMPT_BYTES:,} bytes"
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -125,7 +125,7 @@ def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]
     if target_key and target_tokens is not None and target_tokens >= trigger:
         yield (
             target_key,
-            f"{target_tokens:,} tokens are not below the trigger of {trigger:,}: a round would win nothing",
+            f"{target_tokens:,} tokens is not below the trigger of {trigger:,}: {NO_EFFECT}",
         )
         return
     tail_key = _find_overriding_key(
@@ -134,7 +134,7 @@ def _find_size_problems(settings: ModelSettings) -> Iterator[tuple[KeyPath, str]
     tail_limit, tail = row.target.compute_tokens(trigger) if row.target else trigger, row.keep.tail
     if tail_key and tail and tail.compute_tokens(trigger) >= tail_limit:
         what = "target" if row.target else "trigger"
-        yield tail_key, f"what stays is not below the {what}: a round would win nothing"
+        yield tail_key, f"the messages that stay reach the {what}: {NO_EFFECT}"
 
 
 def _find_strategy_warnings(config: Config) -> Iterator[str]:
@@ -146,8 +146,8 @@ def _find_strategy_warnings(config: Config) -> Iterator[str]:
             role: KeyPath = ("compaction", "stand_in_role" if is_chosen else "strategy")
             yield (
                 f"{format_key_path(find_effective_key_path(config, each.glob, role))}: {row.name} gives its "
-                "summaries the system role, so that what tools said may pass for an instruction; "
-                "compaction.stand_in_role: user prevents that"
+                "summaries the system role, so the model may follow text of tool results as instructions; "
+                "set compaction.stand_in_role to user to prevent this"
             )
         for name in STRATEGIES:
             requested_path, allowed_path = (
@@ -158,24 +158,25 @@ def _find_strategy_warnings(config: Config) -> Iterator[str]:
                 fields.summary_max_tokens < fields.summary_tokens
             ):
                 where = format_key_path(find_effective_key_path(config, each.glob, allowed_path))
-                yield f"{where}: less than summary_tokens, so no more than this is asked for"
+                yield f"{where}: lower than summary_tokens, so this value limits the summary"
 
 
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared, not bound
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 SQLITE = "sqlite:///"
 MEMORY = "memory://"
+NO_EFFECT = "compaction would not reduce the request"
 UPSTREAM_KEY_MISSING = (
-    "needs {}.api_key (any word, if the upstream wants none), "
-    "because the upstream must not be shown the keys by which clients are known here"
+    "needs {}.api_key (any text, if the upstream needs no key), "
+    "because the upstream must not see the client keys of the proxy"
 )
 SUMMARY_KEY_MISSING = (
-    "another origin than the upstream needs its own summary.api_key, "
-    "because a client's credential never goes to a second origin"
+    "an origin other than the upstream needs summary.api_key, "
+    "because the proxy sends a client's credential only to the upstream"
 )
 INFLIGHT_BYTES_TOO_SMALL = (
-    "must be at least server.max_body_bytes, which is {}: "
-    "a body of that size could never be read; raise this, or lower server.max_body_bytes"
+    "must be at least server.max_body_bytes ({}), or the proxy cannot read the largest allowed body; "
+    "increase this value, or lower server.max_body_bytes"
 )
 
 
@@ -220,7 +221,7 @@ def _find_summary_problems(config: Config, summary: SummarySection) -> Iterator[
     if summary.base_url is None:
         return
     if _is_own_address(config, summary.base_url):
-        yield "base_url", "this is our own address"
+        yield "base_url", "this is the address of the proxy"
     upstreams = {parse_origin(config.upstream.get_provider(wire)[0]) for wire in WIRES}
     if parse_origin(summary.base_url) not in upstreams and not summary.api_key.get_secret_value():
         yield "base_url", SUMMARY_KEY_MISSING
@@ -231,21 +232,21 @@ def _find_server_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]
     if server.admin_key.get_secret_value() == NO_ADMIN_KEY and not is_bound_to_loopback(server):
         yield (
             ("server", "admin_key"),
-            "none is for a loopback address only; set a key, or leave it empty to close the admin API",
+            "`none` is allowed only on a loopback address; set a key, or leave it empty",
         )
     if server.unix_socket is not None and not Path(server.unix_socket).is_absolute():
         yield ("server", "unix_socket"), "the path must be absolute"
     if server.unix_socket is not None and server.tls_certificate is not None:
         yield (
             ("server", "tls_certificate"),
-            "TLS is for host and port, and server.unix_socket takes their place",
+            "TLS does not work with server.unix_socket",
         )
     if server.max_inflight_bytes is not None and server.max_inflight_bytes < server.max_body_bytes:
         yield ("server", "max_inflight_bytes"), INFLIGHT_BYTES_TOO_SMALL.format(server.max_body_bytes)
     files = {"tls_certificate": server.tls_certificate, "tls_key": server.tls_key}
     for name, file in files.items():
         if file is None and any(files.values()):
-            yield ("server", name), "certificate and key are needed together"
+            yield ("server", name), "set both the certificate and the key"
         elif file is not None and not is_readable(file):
             yield ("server", name), UNREADABLE_FILE
 
@@ -253,7 +254,7 @@ def _find_server_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]
 def _find_empty_key_problems(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
     for name in ("client_keys", "previous_secrets"):
         if any(not each.get_secret_value() for each in getattr(server, name)):
-            yield ("server", name), "a key is empty"
+            yield ("server", name), "a key must not be empty"
 
 
 def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
@@ -269,13 +270,13 @@ def _find_upstream_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
             is_reported = True
             yield ("server", "client_keys"), UPSTREAM_KEY_MISSING.format(".".join(map(str, place)))
         if _is_own_address(config, base_url):
-            yield (*place, "base_url"), "this is our own address: requests would go round in circles"
+            yield (*place, "base_url"), "this is the address of the proxy; requests would loop"
 
 
 def find_problems(config: Config) -> Iterator[tuple[KeyPath, str]]:
     """Yields the path of each key whose value is unusable or contradicts other values, and the reason."""
     if config.server.workers > 1 and config.store.url == MEMORY:
-        yield ("server", "workers"), "several workers need a store that they can share, not memory://"
+        yield ("server", "workers"), "several workers need a shared store, not memory://"
     yield from _find_server_problems(config.server)
     yield from _find_upstream_problems(config)
     for row in config.settings_by_glob:
@@ -301,8 +302,8 @@ def _find_endpoint_warnings(config: Config) -> Iterator[str]:
         endpoint = next((each for each in ENDPOINTS if url and url.endswith(each)), None)
         if endpoint is not None:
             yield (
-                f"{format_key_path(path)}: ends in {endpoint}, which is appended to the base URL once more; "
-                f"leave {endpoint} out"
+                f"{format_key_path(path)}: ends in {endpoint}, but the proxy appends the endpoint itself; "
+                f"remove {endpoint}"
             )
 
 
@@ -311,22 +312,22 @@ def find_warnings(config: Config) -> Iterator[str]:
     server, upstream_key = config.server, config.upstream.api_key.get_secret_value()
     is_open_to_others = server.unix_socket is None and not is_loopback(server.host)
     if is_open_to_others and not server.admin_key.get_secret_value():
-        yield f"server.host: {server.host} is open to other machines, and server.admin_key is empty"
+        yield f"server.host: {server.host} is reachable from other machines, but server.admin_key is empty"
     if is_open_to_others and upstream_key and not server.client_keys:
-        yield f"server.host: whoever reaches {server.host} spends upstream.api_key; name server.client_keys"
+        yield f"server.host: every client of {server.host} can use upstream.api_key; set server.client_keys"
     if config.session.tenant == "none":
-        yield "session.tenant: none lets all clients share their conversations' summaries"
+        yield "session.tenant: with none, clients share one tenant and reuse each other's summaries"
     if config.upstream.engine == "aiohttp":
-        yield "upstream.engine: aiohttp is no longer an engine of its own; native is used, remove the line"
+        yield "upstream.engine: aiohttp is not supported anymore, and native is used; remove this key"
     if config.store.url == MEMORY:
-        yield "store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
+        yield "store.url: memory:// loses all data when the process ends; set a file or a server to keep it"
     yield from dict.fromkeys(_find_endpoint_warnings(config))
     yield from dict.fromkeys(_find_strategy_warnings(config))
     globs = list(config.models)
     for index, glob in enumerate(globs):
         earlier = next((other for other in globs[:index] if fnmatchcase(glob, other)), None)
         if earlier is not None:
-            yield f"models.{glob}: never used, because {earlier} stands before it and matches too"
+            yield f"models.{glob}: never used, because {earlier} comes first and matches the same models"
 
 
 def find_default_store_path(environ: Mapping[str, str]) -> Path | None:
@@ -372,6 +373,6 @@ def resolve_store_url(config: Config, environ: Mapping[str, str]) -> str:
     path = url.removeprefix(SQLITE)
     if path.startswith("~/"):
         if not environ.get("HOME"):
-            raise ValueError("~ needs HOME, which is not set")
+            raise ValueError("~ needs the variable HOME, which is not set")
         path = environ["HOME"] + path[1:]
     return f"{SQLITE}{Path(path).absolute()}"

@@ -55,7 +55,7 @@ def expand_variables(text: str, environ: Mapping[str, str]) -> str:
         if escaped:
             return found[0][1:]
         if default is None and name not in environ:
-            raise _UnsetVariableError(f"${{{name}}} is not set; ${{{name}:-default}} would give it a default")
+            raise _UnsetVariableError(f"${{{name}}} is not set; use ${{{name}:-default}} to set a default")
         return environ.get(name) or default or ""
 
     return VARIABLE_PATTERN.sub(replace_variable, text)
@@ -102,7 +102,7 @@ class _NodeConverter:
             # boolean and a number.
             name = key.value if isinstance(key, yaml.ScalarNode) else None
             if name is None or name in values:
-                problem = "a key is plain text" if name is None else f"{name}: stands here twice"
+                problem = "a key must be plain text" if name is None else f"duplicate key {name!r}"
                 self._add_problem(key, problem)
                 continue
             self.positions[*path, name] = _get_position(key.start_mark)
@@ -132,9 +132,9 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot read the file: {error.strerror}") from None
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES:,} bytes; is this the right file?")
+        raise ConfigError(f"{path}: the file is larger than {MAX_FILE_BYTES:,} bytes; check the path")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -145,12 +145,12 @@ def _read_text(path: Path) -> str:
 def _build_syntax_error(path: Path, text: str, error: yaml.YAMLError) -> ConfigError:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return ConfigError(f"{path}: not YAML: a character that is not allowed")
+        return ConfigError(f"{path}: not YAML: the file contains a character that is not allowed")
     line, column = _get_position(mark)
     lines = text.splitlines()
     tab = line <= len(lines) and lines[line - 1][column - 1 : column] == "\t"
     problem = (
-        "a tab; YAML indents with spaces" if tab else getattr(error, "problem", None) or "cannot be read"
+        "a tab; use spaces to indent YAML" if tab else getattr(error, "problem", None) or "cannot be read"
     )
     return ConfigError(f"{path}:{line}:{column}: not YAML: {problem}")
 
@@ -180,5 +180,5 @@ def read_yaml(path: Path, environ: Mapping[str, str] | None) -> YamlDocument:
     if not isinstance(values, dict):
         if values is None and not walk.problems:
             return YamlDocument({}, {}, (), is_empty=True)
-        raise ConfigError(f"{path}:1:1: the file holds a mapping of sections, such as `server:`")
+        raise ConfigError(f"{path}:1:1: expected a mapping of sections, such as `server:`")
     return YamlDocument(values, walk.positions, tuple(walk.problems))

@@ -52,7 +52,7 @@ class OverloadedError(ProxyError):
     code = "overloaded"
 
     def __init__(
-        self, retry_after_s: int, message: str = "The proxy has too many requests under way; try again."
+        self, retry_after_s: int, message: str = "Too many requests are in progress. Try again later."
     ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
@@ -74,7 +74,7 @@ class InternalError(ProxyError):
     code = "internal_error"
 
     def __init__(self) -> None:
-        super().__init__("The proxy failed at this request.")
+        super().__init__("The proxy failed to process this request.")
 
 
 class ReplayFailedError(ProxyError):

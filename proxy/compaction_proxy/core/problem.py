@@ -1,4 +1,4 @@
-"""Defines a problem: a fault because of which the proxy works only in part, although it answers requests."""
+"""Defines a problem: a fault that degrades the proxy, although it still answers requests."""
 
 from typing import NamedTuple
 

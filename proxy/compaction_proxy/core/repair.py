@@ -3,7 +3,8 @@
 A list that the proxy forwards unchanged is never repaired.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from compaction_proxy.core.message import Message, iter_tool_exchanges
 
@@ -21,15 +22,15 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
     """
     caller, *answers = exchange
     yield caller
-    open_calls = [call.id for call in caller.calls]
+    unanswered = Counter(call.id for call in caller.calls)
     for answer in answers:
-        matched = set(answer.answered_call_ids).intersection(open_calls)
-        for each in matched:
-            open_calls.remove(each)
+        matched = _find_answered_calls(answer, unanswered)
+        unanswered.subtract(matched)
         if matched:
             yield answer
+    open_calls = [call.id for call in reversed(caller.calls) if _take(unanswered, call.id)]
     legacy = len(caller.calls) == 1 and not caller.calls[0].id
-    for each in open_calls:
+    for each in reversed(open_calls):
         role = "function" if legacy else "tool"
         yield Message(
             role=role,
@@ -39,23 +40,39 @@ def _complete_exchange(exchange: Sequence[Message]) -> Iterator[Message]:
         )
 
 
+def _find_answered_calls(answer: Message, unanswered: Mapping[str, int]) -> set[str]:
+    """Returns the ids of those calls that a result answers and no earlier result has answered."""
+    return {each for each in answer.answered_call_ids if unanswered.get(each)}
+
+
+def _take(counts: Counter[str], key: str) -> bool:
+    """Lowers the count of a key, and returns True, if it is not 0."""
+    if not counts[key]:
+        return False
+    counts[key] -= 1
+    return True
+
+
 def is_valid_message_list(messages: Sequence[Message]) -> bool:
     """Returns whether `repair_messages` would leave the list unchanged."""
-    unanswered: list[str] = []
+    unanswered: Counter[str] = Counter()
+    unanswered_count = 0
     calling = False  # whether a result is allowed at this place
     for message in messages:
         if message.answered_call_ids:
-            matched = set(message.answered_call_ids).intersection(unanswered) if calling else ()
+            matched = _find_answered_calls(message, unanswered) if calling else set[str]()
             if not matched:
                 return False
-            for each in matched:
-                unanswered.remove(each)
+            unanswered.subtract(matched)
+            unanswered_count -= len(matched)
             continue
-        if unanswered or (message.role == "assistant" and message.is_empty):
+        if unanswered_count or (message.role == "assistant" and message.is_empty):
             return False
         calling = bool(message.calls)
-        unanswered = [call.id for call in message.calls]
-    return not unanswered
+        if calling:
+            unanswered = Counter(call.id for call in message.calls)
+            unanswered_count = len(message.calls)
+    return not unanswered_count
 
 
 def repair_messages(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -156,11 +156,12 @@ def plan_truncation(
     fixed, kept_whole = _find_protected_messages(messages, replacement_indices)
     runs = _list_units(messages)
     newest = _select_newest_units(messages, reversed(runs), kept_whole, limit_tokens)
-    drops = [run for run in runs[:-1] if not (kept_whole | newest).intersection(run)]
+    staying = kept_whole | newest
+    drops = [run for run in runs[:-1] if staying.isdisjoint(run)]
 
     def drop_oldest(oldest: int) -> _TruncationStep:
         return _TruncationStep(
-            messages, limit_tokens, kept_whole | newest, _flatten_indices(drops[:oldest]), MIN_CAP_TOKENS
+            messages, limit_tokens, staying, _flatten_indices(drops[:oldest]), MIN_CAP_TOKENS
         )
 
     fewest = bisect_left(

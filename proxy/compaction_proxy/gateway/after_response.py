@@ -7,6 +7,7 @@ ahead of need.
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 import httpx
 from starlette.types import Scope
@@ -21,6 +22,7 @@ from compaction_proxy.gateway.upstream import Upstream, build_request, send_requ
 from compaction_proxy.gateway.window_finder import WindowFinder
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
+from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.telemetry.conversation_registry import ConversationRegistry
 from compaction_proxy.telemetry.event_history import EventBus, EventHistory, generate_event_id
 from compaction_proxy.telemetry.exchange_log import ExchangeLog
@@ -198,7 +200,8 @@ class AfterResponseHandler:
         The client already has its response, so it does not wait for the probe. The caller uses this method
         only after a new compaction, and only if `compaction.recount` is `probe`.
         """
-        body = build_probe_body(fit_result.raw, wire)
+        raw = fit_result.raw
+        body = await run_in_worker_if_large(len(raw), partial(build_probe_body, raw, wire))
         if body is None:
             return None
         request = build_request(self._upstream, scope, body)

@@ -90,16 +90,22 @@ class ClientAuthenticator:
         for name in sorted(CREDENTIALS.intersection(header_map)):
             if self._digest_key(extract_key(header_map[name])) in self._digests:
                 return name
-        raise RequestRefusedError(401, "Show a key that this proxy knows.", "invalid_api_key")
+        raise RequestRefusedError(
+            401, "Send a client key of this proxy (server.client_keys).", "invalid_api_key"
+        )
 
     def _refuse_foreign_pages(self, header_map: Mapping[bytes, bytes]) -> None:
         if b"origin" in header_map and not _is_local_origin(header_map[b"origin"]):
             raise RequestRefusedError(
-                403, "Pages of other machines need a key: server.client_keys.", "origin_not_allowed"
+                403,
+                "Web pages from other machines need a client key (server.client_keys).",
+                "origin_not_allowed",
             )
         if self._loopback_only and b"host" in header_map and not _is_private_host(header_map[b"host"]):
             raise RequestRefusedError(
-                403, "Under a public name clients need a key: server.client_keys.", "host_not_allowed"
+                403,
+                "Clients that use a public host name need a client key (server.client_keys).",
+                "host_not_allowed",
             )
 
     def _digest_key(self, key: bytes) -> bytes:

@@ -24,6 +24,7 @@ from compaction_proxy.gateway.body_budget import (
     BodyHold,
 )
 from compaction_proxy.gateway.headers import Headers, get_content_length
+from compaction_proxy.support.offload import FairQueue
 from compaction_proxy.wires.content_coding import decode_body, parse_codings
 
 # The proxy's own server puts a function into `scope["extensions"][DEPARTURE][NOTICE]`. The function registers
@@ -164,7 +165,7 @@ def while_connected(scope: Scope) -> AbstractContextManager[None]:
 
 
 CONTENT_ENCODING: Final = b"content-encoding"
-UNDECODABLE: Final = "The body cannot be decoded: its encoding is unknown, or it is damaged."
+UNDECODABLE: Final = "The request body cannot be decoded. Its encoding is unknown, or it is damaged."
 # An encoded body of at most this many bytes is first decoded on the event loop. If it has more bytes, or more
 # than `_INLINE_DECODED_BYTES` after decoding, it is decoded in a thread.
 _INLINE_BYTES: Final = 16_384
@@ -178,6 +179,7 @@ _USUAL_RATIO: Final = 32
 # Decoding has its own thread pool. A thread cannot be stopped, so decoding continues even if the request has
 # already ended. Because the pool is separate, this delays no other kind of work.
 _POOL: Final = ThreadPoolExecutor(max_workers=MAX_DECODERS, thread_name_prefix="decode")
+_TURNS: Final = FairQueue(MAX_DECODERS)
 
 
 class OriginalRequest(NamedTuple):
@@ -267,7 +269,8 @@ async def _decode_in_worker(
 ) -> bytes | None:
     work = partial(decode_body, raw, codings, limit_bytes)
     while True:
-        async with hold.budget.decoder_slots:  # a request that waits for a slot reserves no room
+        # A request that waits for a turn or a slot reserves no room.
+        async with _TURNS.wait_for_turn(), hold.budget.decoder_slots:
             if hold.try_reserve_rest(limit_bytes):
                 return await asyncio.get_running_loop().run_in_executor(_POOL, work)
         await hold.wait_for_room(limit_bytes)

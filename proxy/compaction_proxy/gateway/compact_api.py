@@ -50,7 +50,7 @@ from compaction_proxy.gateway.upstream import (
     send_request,
 )
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.support.offload import run_in_worker, run_in_worker_if_large
+from compaction_proxy.support.offload import WORK_OWNER, run_in_worker, run_in_worker_if_large
 from compaction_proxy.wires.body import RequestBody, decode_small_json, parse_body
 from compaction_proxy.wires.chat.wire import CHAT
 from compaction_proxy.wires.content_coding import Inflater
@@ -140,6 +140,10 @@ class InputCompactor:
         self._stateless = stateless
         self._identity_resolver = IdentityResolver(config, self._origin, get_secret)
 
+    def set_work_owner(self, scope: Scope) -> None:
+        """Sets the tenant of a request as the owner of all further work of the current task."""
+        WORK_OWNER.set(self._identity_resolver.identify_client(scope["headers"]).tenant)
+
     async def compact_input(self, request: CompactRequest, scope: Scope) -> ShortenResult:
         """Compacts the messages of a request.
 
@@ -197,8 +201,9 @@ class CompactEndpoint:
             ClientDisconnect: If the client left. A pending summary call has then been cancelled.
         """
         if scope["method"] != "POST":
-            raise RequestRefusedError(405, "Only POST is answered here.", "method_not_allowed")
+            raise RequestRefusedError(405, "Only POST is allowed.", "method_not_allowed")
         async with self._admission.admit_request() as hold:
+            self._compactor.set_work_owner(scope)
             raw = await read_body(scope, receive, self._max_body_bytes, hold)
             with while_connected(scope):
                 raw = await decode_or_refuse(raw, scope["headers"], hold, self._max_body_bytes)
@@ -246,7 +251,7 @@ def parse_compact_request(raw: bytes) -> CompactRequest:
 
 
 def _build_unusable_error(noun: str, reason: str) -> RequestRefusedError:
-    message = f"The body holds no {noun} that could be compacted: {reason}."
+    message = f"The request body has no valid {noun}: {reason}."
     return RequestRefusedError(400, message, reason.replace("-", "_"))
 
 
@@ -375,6 +380,7 @@ class ResponsesCompactEndpoint:
                 then been cancelled.
         """
         async with self._admission.admit_request() as hold:
+            self._compactor.set_work_owner(scope)
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
             raw = await self._items.decrypt_items_in_body(raw, scope, for_compaction=True)
             with while_connected(scope):
@@ -549,7 +555,7 @@ class CompactionItemResponder:
         Raises:
             RequestRefusedError: With status 400 if one of the proxy's compaction items cannot be decrypted.
         """
-        if self._mode == "relay" or not has_trigger(raw):
+        if self._mode == "relay" or not await run_in_worker_if_large(len(raw), partial(has_trigger, raw)):
             return None
         raw = await self.items.decrypt_items_in_body(raw, scope, for_compaction=True)
         parsed = await run_in_worker_if_large(len(raw), partial(_parse_item_request, raw))

@@ -86,7 +86,7 @@ class CompactionItemCodec:
             RequestRefusedError: With status 400 and code `invalid_encrypted_content` if one of the proxy's
                 items is altered or belongs to another tenant.
         """
-        if not may_have_token(raw):
+        if not await run_in_worker_if_large(len(raw), partial(may_have_token, raw)):
             return raw
         open_token = partial(self._decode_for_compaction if for_compaction else self._decode_token, scope)
         work = partial(expand_tokens, raw, open_token, with_latest=for_compaction)

@@ -119,7 +119,7 @@ def parse_pins(headers: Sequence[tuple[bytes, bytes]]) -> tuple[str, ...]:
     """
     pins = tuple(dict.fromkeys(_parse_pin(value) for name, value in headers if name == PIN_HEADER))
     if len(pins) > MAX_PINS:
-        raise _build_header_error("x-compaction-pin", f"may come {MAX_PINS} times at most")
+        raise _build_header_error("x-compaction-pin", f"can appear at most {MAX_PINS} times")
     return pins
 
 
@@ -130,7 +130,7 @@ def _parse_pin(value: bytes) -> str:
         requirement = "must be UTF-8, or percent-encoded UTF-8"
         raise _build_header_error("x-compaction-pin", requirement) from None
     if pin is None:
-        requirement = f"must hold 1 to {MAX_PIN_CHARACTERS} characters, none of them a control character"
+        requirement = f"must have 1 to {MAX_PIN_CHARACTERS} characters without control characters"
         raise _build_header_error("x-compaction-pin", requirement)
     return pin
 
@@ -142,7 +142,7 @@ def _parse_label(value: bytes) -> str:
         requirement = "must be UTF-8, or percent-encoded UTF-8"
         raise _build_header_error("x-compaction-label", requirement) from None
     if not 1 <= len(label) <= MAX_LABEL_CHARACTERS or not label.isprintable():
-        requirement = f"must hold 1 to {MAX_LABEL_CHARACTERS} printable characters"
+        requirement = f"must have 1 to {MAX_LABEL_CHARACTERS} printable characters"
         raise _build_header_error("x-compaction-label", requirement)
     return label
 

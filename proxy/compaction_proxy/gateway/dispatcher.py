@@ -23,7 +23,7 @@ from compaction_proxy.wires.registry import find_wire
 # from WebSockets to HTTP. After other statuses, they try WebSockets again.
 _ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _WEBSOCKET: Final = RequestRefusedError(
-    426, "WebSockets are not relayed; use HTTP.", "websocket_not_supported"
+    426, "WebSockets are not supported. Use HTTP.", "websocket_not_supported"
 )
 # Header fields of the redirect from the start page to the dashboard. The redirect depends on `Accept`, and a
 # cached one would survive a change of `server.base_path`.

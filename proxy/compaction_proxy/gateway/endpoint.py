@@ -68,6 +68,7 @@ from compaction_proxy.gateway.upstream import (
 )
 from compaction_proxy.gateway.upstream_monitor import find_cause
 from compaction_proxy.recall.tool import RecallTool
+from compaction_proxy.support.offload import WORK_OWNER, run_in_worker_if_large
 from compaction_proxy.telemetry.logs import REQUEST_ID
 from compaction_proxy.telemetry.usage import NO_CAPTION, Caption
 from compaction_proxy.wires.body import parse_body
@@ -162,6 +163,7 @@ class RelayEndpoint:
                 identity = self._identity_resolver.identify_client(scope["headers"])
                 request_id = choose_request_id(header_map.get(b"x-request-id"))
                 REQUEST_ID.set(request_id)
+                WORK_OWNER.set(identity.tenant)
                 raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
                 original, opaque = None, False
                 if CONTENT_ENCODING in header_map:
@@ -436,7 +438,10 @@ class RelayEndpoint:
         )
         if state.side_kind is not None:
             return ask
-        continued_ask = await self._compactor.find_conversation(ask, has_tools=state.raw.find(TOOLS) >= 0)
+        # Only the members before and after the messages are searched, because the messages may be megabytes.
+        start, stop = body.messages_slice
+        has_tools = state.raw.find(TOOLS, 0, start) >= 0 or state.raw.find(TOOLS, stop) >= 0
+        continued_ask = await self._compactor.find_conversation(ask, has_tools=has_tools)
         state.side_kind = SideRequestKind.ALONE if continued_ask is None else None
         return continued_ask or ask
 
@@ -495,7 +500,8 @@ class RelayEndpoint:
         if state.tool_offer is not None and await is_tool_refusal(refused):
             state.tool_offer = None
         elif refused.response.status == httpx.codes.BAD_REQUEST and raw:
-            raw = self._wire.drop_refused_content(raw, await refused.peek(PEEK_BYTES))
+            drop_content = partial(self._wire.drop_refused_content, raw, await refused.peek(PEEK_BYTES))
+            raw = await run_in_worker_if_large(len(raw), drop_content)
             if (
                 raw
                 and state.tool_offer is not None

@@ -180,5 +180,5 @@ def refuse_loop(headers: Iterable[tuple[bytes, bytes]], hop_mark: str) -> None:
     mark = hop_mark.encode()
     if any(key == HOP_HEADER and value == mark for key, value in headers):
         raise RequestRefusedError(
-            508, "This request came back to the proxy: its upstream leads to itself.", "loop_detected"
+            508, "The upstream of this proxy points back to the proxy itself.", "loop_detected"
         )

@@ -18,8 +18,12 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.config.sections import WIRES, SessionSection, UpstreamSection
 from compaction_proxy.config.types import DEFAULT_PORTS, parse_origin
 from compaction_proxy.gateway.headers import CREDENTIALS, Headers, extract_key
-from compaction_proxy.gateway.side_requests import SideRequestDetector, SideRequestKind
-from compaction_proxy.support.offload import run_in_worker_if_large
+from compaction_proxy.gateway.side_requests import (
+    SideRequestDetector,
+    SideRequestKind,
+    may_ask_for_summary,
+)
+from compaction_proxy.support.offload import MAX_INLINE_BYTES, run_in_worker_if_large, run_short_work
 from compaction_proxy.wires.prescan import BodyOutline, decode_member, scan_outline
 
 # Several agents of one client may use the same session id, and each of them has its own conversation. This
@@ -355,5 +359,7 @@ class IdentityResolver:
                 conversation = derive_conversation_id(self._get_secret(), identity.tenant, *hint, *lane)
                 name = _format_name(hint[1], *lane)
                 identity = replace(identity, conversation=conversation, name=name)
-        side = self._side_requests.classify_request(raw, header_map, identity.conversation)
+        classify = partial(self._side_requests.classify_request, raw, header_map, identity.conversation)
+        must_parse = len(raw) > MAX_INLINE_BYTES and may_ask_for_summary(raw)
+        side = await run_short_work(classify) if must_parse else classify()
         return (replace(identity, conversation=None) if side is SideRequestKind.ALONE else identity), side

@@ -36,7 +36,7 @@ from compaction_proxy.gateway.upstream import (
 )
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED
-from compaction_proxy.support.offload import run_in_worker
+from compaction_proxy.support.offload import WORK_OWNER, run_in_worker
 from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires.body import decode_small_json, parse_body
 from compaction_proxy.wires.content_coding import Inflater
@@ -137,6 +137,7 @@ class CountTokensEndpoint:
             raw = await read_body(scope, receive, MAX_COUNTED_BYTES, hold)
             provider_tokens = await self._relay_request(scope, send, raw)
             if provider_tokens is not None:
+                WORK_OWNER.set(self._identity_resolver.identify_client(scope["headers"]).tenant)
                 with suppress_and_log(RESPONSE_NOT_OBSERVED):
                     await self._calibrate_estimate(scope, raw, provider_tokens, hold)
 

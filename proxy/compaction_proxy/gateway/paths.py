@@ -122,6 +122,6 @@ def join_upstream_url(base_url: str, raw_path: bytes, query: bytes) -> tuple[str
     if prefix.endswith(b"/v1") and (raw_path == b"/v1" or raw_path.startswith(b"/v1/")):
         raw_path = raw_path[3:]
     if raw_path[:1] not in {b"/", b""} or (_DOTS.search(raw_path) is not None and _is_outside_base(raw_path)):
-        raise RequestRefusedError(400, "The path leaves what the proxy relays to.", "invalid_path")
+        raise RequestRefusedError(400, "The path is outside the base URL of the upstream.", "invalid_path")
     target = prefix + raw_path or b"/"
     return origin, target + b"?" + query if query else target

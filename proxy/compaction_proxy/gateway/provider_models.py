@@ -75,11 +75,11 @@ async def fetch_page(
                     break
         return response, bytes(body)
     except TimeoutError:
-        raise ProxyError(f"no answer in {DEADLINE_S:g} s") from None
+        raise ProxyError(f"no response within {DEADLINE_S:g} s") from None
     except httpx.TransportError as error:
         raise ProxyError(describe_upstream_cause(find_cause(error))) from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError):
-        raise ProxyError("the URL or the answer cannot be read") from None
+        raise ProxyError("the URL or the response is invalid") from None
 
 
 async def fetch_model_list(
@@ -102,9 +102,15 @@ async def fetch_model_list(
     if spoken.api_key_header and not start.endswith("/v1"):
         start = f"{start}/v1"
     response, body = await fetch_page(transport, f"{start}/models", headers)
+    # A list may have megabytes, so a thread parses it.
+    return ModelList(response, *await asyncio.to_thread(_parse_model_list, body))
+
+
+def _parse_model_list(body: bytes) -> tuple[frozenset[str], bool]:
+    """Returns the fields `names` and `takes_any_name` of a `ModelList`."""
     try:
         rows = json.loads(body)["data"]
         names = frozenset(each["id"] for each in rows if isinstance(each["id"], str))
-        return ModelList(response, names, len(rows) == 1 and "meta" in rows[0])
+        return names, len(rows) == 1 and "meta" in rows[0]
     except (ValueError, LookupError, TypeError, RecursionError):
-        return ModelList(response)
+        return frozenset(), False

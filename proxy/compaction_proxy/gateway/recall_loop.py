@@ -33,11 +33,18 @@ from compaction_proxy.recall.tool import RecallContext, RecallTool
 from compaction_proxy.support.log_events import RECALL_FAILED, RELAY_TAP_FAILED
 from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.telemetry.logs import suppress_and_log
-from compaction_proxy.wires.body import decode_small_json
+from compaction_proxy.wires.body import RequestBody, decode_small_json
 from compaction_proxy.wires.content_coding import Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.json.values import encode_ascii_json
-from compaction_proxy.wires.search_tool import AnswerJoiner, SearchTool, StreamJoiner, add_tool, is_prefill
+from compaction_proxy.wires.search_tool import (
+    AnswerJoiner,
+    SearchTool,
+    StreamJoiner,
+    ToolSupport,
+    add_tool,
+    is_prefill,
+)
 from compaction_proxy.wires.wire import Wire
 
 # The most seconds that the calls of the search tool in one upstream response may take together. A call that
@@ -47,9 +54,9 @@ SEARCH_S: Final = 5.0
 # result `TOO_MANY`.
 MAX_CALLS: Final = 8
 
-NOT_NOW: Final = "What was removed cannot be searched right now. Go on without it."
-TOO_MANY: Final = f"Not run: {MAX_CALLS} searches at once are the most."
-NO_ROOM: Final = "What was found has no room in the context window. Go on without it."
+NOT_NOW: Final = "Removed messages cannot be searched right now. Continue without them."
+TOO_MANY: Final = f"Not run: at most {MAX_CALLS} searches can run at the same time."
+NO_ROOM: Final = "The results do not fit into the context window. Continue without them."
 
 # A response that is no stream is searched for calls of the tool only if it has at most this many bytes, both
 # before and after decompression. If the upstream's first response is longer, the proxy relays it as it is. If
@@ -76,7 +83,7 @@ _TOOLS: Final = re.compile(rb"tool|function", re.IGNORECASE)
 _UNCHANGED_STATUSES: Final = frozenset({CompactionStatus.BYPASSED, CompactionStatus.SHADOW})
 
 _FRAMING: Final = frozenset({b"content-length", b"content-encoding"})
-_BROKEN: Final = (502, "The upstream did not go on with its answer.", "upstream_protocol_error")
+_BROKEN: Final = (502, "The upstream did not continue its answer.", "upstream_protocol_error")
 
 # Sends a body to the upstream with the path and the header fields of the client's request.
 SendBody = Callable[[bytes], Awaitable[UpstreamResponse]]
@@ -144,8 +151,8 @@ async def build_tool_offer(
         return None
     raw = fit_result.raw
     try:
-        support = await run_in_worker_if_large(len(raw), partial(tool.inspect_tool_support, raw, TOOL_NAME))
-        has_prefill = is_prefill((fit_request.body.new_pieces or fit_request.body.messages)[-1])
+        inspect = partial(_inspect_request, tool, raw, fit_request.body)
+        support, has_prefill = await run_in_worker_if_large(len(raw), inspect)
     except UnreadableBodyError:
         return None
     is_wanted = should_offer_tool(
@@ -154,10 +161,19 @@ async def build_tool_offer(
     if not support.can_add_tool or has_prefill or not is_wanted:
         return None
     prefixes = fit_result.usage_basis.prefixes if fit_result.usage_basis else ()
-    known_ids = frozenset(map(format_message_id, prefixes))
+    known_ids = await run_in_worker_if_large(
+        0, lambda: frozenset(map(format_message_id, prefixes)), message_count=len(prefixes)
+    )
     context = RecallContext(fit_request.tenant, report.conversation, known_ids)
-    raw_with_tool, max_hops = add_tool(support, tool.definition_json), settings.recall.max_hops
+    add = partial(add_tool, support, tool.definition_json)
+    raw_with_tool, max_hops = await run_in_worker_if_large(len(raw), add), settings.recall.max_hops
     return ToolOffer(raw_with_tool, raw, support.has_tools, max_hops, recall_tool, context, wire, tool)
+
+
+def _inspect_request(tool: SearchTool, raw: bytes, body: RequestBody) -> tuple[ToolSupport, bool]:
+    """Returns whether the tool can be added to the body `raw`, and whether the request has a prefill."""
+    support = tool.inspect_tool_support(raw, TOOL_NAME)
+    return support, is_prefill((body.new_pieces or body.messages)[-1])
 
 
 async def is_tool_refusal(answer: UpstreamResponse) -> bool:
@@ -413,7 +429,7 @@ def _inflate_chunk(chunk: bytes, inflater: Inflater) -> Iterator[bytes]:
     for start in range(0, len(chunk), step_bytes):
         yield inflater.feed(chunk[start : start + step_bytes])
         if inflater.has_failed:
-            raise httpx.RemoteProtocolError("the answer cannot be inflated")
+            raise httpx.RemoteProtocolError("the response cannot be decompressed")
 
 
 async def _peek_whole_body(answer: UpstreamResponse, limit_bytes: int) -> bytes:

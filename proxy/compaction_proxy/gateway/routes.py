@@ -13,15 +13,19 @@ from compaction_proxy.gateway.paths import COMPACT_PATH
 _WIRES: Final = {
     "chat": (
         "/v1/chat/completions",
-        "Compact and relay chat completions",
+        "Compact and forward chat completions",
         "https://platform.openai.com/docs/api-reference/chat",
     ),
     "responses": (
         "/v1/responses",
-        "Compact and relay requests for responses",
+        "Compact and forward requests for responses",
         "https://platform.openai.com/docs/api-reference/responses",
     ),
-    "messages": ("/v1/messages", "Compact and relay messages", "https://docs.anthropic.com/en/api/messages"),
+    "messages": (
+        "/v1/messages",
+        "Compact and forward messages",
+        "https://docs.anthropic.com/en/api/messages",
+    ),
 }
 _BODY: Final = {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}}
 _ANSWER: Final = {"application/json": {"schema": {"type": "object"}}}
@@ -74,7 +78,7 @@ def create_relay_routes(
     """
     for name, (path, summary, reference) in _WIRES.items():
         description = (
-            f"Compacts the conversation if it is too long, and relays the request. Body: {reference}"
+            f"Compacts the conversation if it is too long, and forwards the request. Body: {reference}"
         )
         yield RelayRoute(path, wires[name], name, summary=summary, description=description, streams=True)
     yield RelayRoute(
@@ -82,6 +86,6 @@ def create_relay_routes(
         compact,
         "compact",
         summary="Compact a list of messages",
-        description="Answers a shorter list of messages. Nothing is kept, and nothing is relayed.",
+        description="Returns a shorter list of messages. Stores nothing and forwards nothing.",
         streams=False,
     )

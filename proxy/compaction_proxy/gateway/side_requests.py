@@ -32,6 +32,8 @@ MAX_TITLE_BYTES: Final = 16_384
 # The system prompt of a request for a summary is in the first or in the last `EDGE_BYTES` bytes of the body.
 # The proxy searches only these bytes of a large body.
 EDGE_BYTES: Final = 8_192
+# Of a larger body, only this many bytes at each end are searched for tools and earlier replies.
+MAX_SEARCHED_EDGE_BYTES: Final = 1024 * 1024
 # The keys of all limits on output tokens, such as `max_tokens`, end in this text.
 _TOKENS: Final = b'tokens"'
 # A request body with tools contains this text. Inside a JSON string, its quotes would be escaped, so a match
@@ -83,9 +85,9 @@ def classify_side_request(raw: bytes, request_class: bytes, *, has_tools: bool) 
     size = len(raw)
     if size <= MAX_PROBE_BYTES and raw.find(_TOKENS) >= 0 and _is_probe(raw):
         return _classify_by_history(raw)
-    if size > MAX_TITLE_BYTES and not _may_ask_for_summary(raw):  # large bodies are not searched as a whole
+    if size > MAX_TITLE_BYTES and not may_ask_for_summary(raw):  # large bodies are not searched as a whole
         return None
-    if raw.find(_TOOLS) >= 0 or _classify_by_history(raw) is SideRequestKind.WITHIN:
+    if _has_tools(raw) or _classify_by_history(raw) is SideRequestKind.WITHIN:
         return None
     if size > MAX_TITLE_BYTES:
         return (
@@ -113,8 +115,11 @@ def _asks_for_title(raw: bytes) -> bool:
     return any(map(is_title_or_side_prompt, system)) or any(map(is_title_request, user))
 
 
-def _may_ask_for_summary(raw: bytes) -> bool:
-    """Returns whether a request may quote a conversation in a message and ask for a summary of it."""
+def may_ask_for_summary(raw: bytes) -> bool:
+    """Returns whether a request may quote a conversation in a message and ask for a summary of it.
+
+    Such a body is parsed as a whole, however large it is.
+    """
     return _contains_any(raw[:EDGE_BYTES] + raw[-EDGE_BYTES:], _SUMMARY_PHRASES)
 
 
@@ -127,7 +132,13 @@ def has_history(raw: bytes) -> bool:
     return _contains_any(raw, _HISTORY_MARKS)
 
 
+def _has_tools(raw: bytes) -> bool:
+    return _contains_any(raw, (_TOOLS,))
+
+
 def _contains_any(raw: bytes, phrases: tuple[bytes, ...]) -> bool:
+    if len(raw) > 2 * MAX_SEARCHED_EDGE_BYTES:
+        raw = raw[:MAX_SEARCHED_EDGE_BYTES] + raw[-MAX_SEARCHED_EDGE_BYTES:]
     # `find` is faster than `in`, which first tries to convert the phrase to an integer and fails.
     for phrase in phrases:  # noqa: SIM110 - every request pays for the generator that `any` would need
         if raw.find(phrase) >= 0:
@@ -172,4 +183,4 @@ class SideRequestDetector:
 
         Later requests are not searched, because the search reads the whole body.
         """
-        self._inspected[conversation] = _MAX_INSPECTED + 1 if raw.find(_TOOLS) >= 0 else inspected_count + 1
+        self._inspected[conversation] = _MAX_INSPECTED + 1 if _has_tools(raw) else inspected_count + 1

@@ -25,19 +25,19 @@ UNKNOWN_MODEL, KEY_REFUSED, UNREACHABLE = "unknown-model", "key-refused", "unrea
 CALL_NOT_FOUND, CALL_REFUSED = "call-not-found", "call-refused"
 _ONLY_OF_CALLS = frozenset({CALL_NOT_FOUND, CALL_REFUSED})
 _KEY_REFUSED_TEXTS = (
-    "The provider of the summary model refuses the key.",
-    "Set a key in {api_key_key} that {base_url} accepts.",
+    "The provider of the summary model rejects the API key.",
+    "Set {api_key_key} to a key that {base_url} accepts.",
 )
 # What is wrong, and how to fix it, by the kind of failure.
 _TEXTS = {
     UNKNOWN_MODEL: (
         "The provider does not have the summary model.",
-        "'{model}' is not among the models of {base_url}: name another one in {model_key}.",
+        "'{model}' is not among the models of {base_url}. Set {model_key} to another model.",
     ),
     # A wrong base URL is answered like a wrong model, with 404.
     CALL_NOT_FOUND: (
         "The provider does not have the summary model.",
-        "{base_url} did not find '{model}': name another one in {model_key}, or correct {url_key}.",
+        "{base_url} did not find '{model}': set {model_key} to another model, or correct {url_key}.",
     ),
     KEY_REFUSED: _KEY_REFUSED_TEXTS,
     CALL_REFUSED: _KEY_REFUSED_TEXTS,

@@ -267,7 +267,7 @@ async def send_request(upstream: Upstream, request: HttpRequest) -> UpstreamResp
     if not 200 <= status <= 599:  # a protocol switch that was not requested, or no HTTP status at all
         monitor.record_invalid_status(upstream.origin)
         await response.aclose()
-        raise UpstreamError(502, "The upstream's status is not valid.", "upstream_protocol_error")
+        raise UpstreamError(502, "The upstream returned an invalid status.", "upstream_protocol_error")
     if status < FIRST_ERROR_STATUS and monitor.failure_counts:
         monitor.record_status(upstream.origin, status)
     return UpstreamResponse(response, upstream)

@@ -145,5 +145,5 @@ class Calibration:
         record = cls(float(stored["mean"]), float(stored["deviation"]), int(stored["observations"]))
         possible = abs(record.mean) <= _WIDEST and 0 <= record.deviation <= _WIDEST
         if not possible or record.observations < 0:
-            raise ValueError("this is no calibration of ours")
+            raise ValueError("the stored calibration is not valid")
         return record

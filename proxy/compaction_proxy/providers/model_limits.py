@@ -34,6 +34,7 @@ from compaction_proxy.storage.records import BackgroundTasks, Fields, RecordStor
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RESPONSE_NOT_OBSERVED, UPSTREAM_TRUNCATES
 from compaction_proxy.support.lru import BoundedDict
+from compaction_proxy.support.offload import run_short_work
 
 # If an upstream refuses requests as too long without naming a limit, the proxy assumes that the limit is this
 # share of the size of the smallest refused request.
@@ -609,7 +610,7 @@ class ModelLimits:
                 do not continue each other.
             find_mentioned_numbers: Returns the numbers that the text of the request contains. The method
                 ignores a low count or an inferred window that is equal to such a number. It calls the
-                function only if the count is low.
+                function only if the count is low, in a thread.
             is_window_configured: Whether the configuration sets the context window. This method then learns
                 no smaller window, because only an error may lower a configured window.
         """
@@ -619,12 +620,16 @@ class ModelLimits:
         entry = self._known[key]
         entry.largest_count = max(entry.largest_count, answer.prompt)
         verdict = judge_answer(answer, last, known.calibration)
-        if verdict == "low" and answer.prompt not in find_mentioned_numbers():
+
+        async def is_mentioned(number: int) -> bool:
+            return await run_short_work(lambda: number in find_mentioned_numbers())
+
+        if verdict == "low" and not await is_mentioned(answer.prompt):
             if last and last.prompt == answer.prompt and not entry.low_answers:
                 entry.low_answers.append(last)
             entry.low_answers.append(answer)
             window = infer_window(entry.low_answers, entry.largest_count)
-            if window is None or window in find_mentioned_numbers():
+            if window is None or await is_mentioned(window):
                 return False
             if known.window is None or window < known.window:
                 counts = {"tokens_estimated": answer.estimate, "tokens_counted": answer.prompt}

@@ -1,12 +1,14 @@
 """Calls the summary model over HTTP, on any wire. Requests no stream, and limits the size of responses."""
 
 from collections.abc import Callable
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import httpx
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
+from compaction_proxy.support.offload import run_in_worker_if_large
 from compaction_proxy.wires.content_coding import IDENTITY, Inflater
 from compaction_proxy.wires.context_errors import parse_overflow
 from compaction_proxy.wires.registry import WIRES
@@ -68,7 +70,10 @@ class HttpSummaryModel:
         for _ in range(MAX_ATTEMPTS):
             refused = self._refused.get(key, frozenset())
             own = call_format.build_own_members(call, refused)
-            response, body = await self._post_call(call, call_format.build_request(call, own))
+            size_bytes = len(call.prompt) + (len(call.conversation.raw_body) if call.conversation else 0)
+            build_request = partial(call_format.build_request, call, own)
+            content = await run_in_worker_if_large(size_bytes, build_request)
+            response, body = await self._post_call(call, content)
             if response.is_success:
                 return _parse_answer(body, call_format)
             overflow = parse_overflow(response.status_code, body)

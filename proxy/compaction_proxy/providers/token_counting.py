@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from compaction_proxy.core.message import Span
 from compaction_proxy.providers.types import TokenCounter
+from compaction_proxy.support.offload import FairQueue
 
 SLICE_CHARACTERS = 64 * 1024
 # If a request has more characters than this, the proxy counts only a sample of at most this many, and
@@ -218,6 +219,7 @@ class TokenScheduler:
         self._counter = counter
         self._time_slot_s = time_slot_s
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="counting")
+        self._turns = FairQueue(workers)
         self._known: dict[str, None] = {}
 
     async def run_in_worker(self, work: Callable[[], None]) -> None:
@@ -273,7 +275,8 @@ class TokenScheduler:
         counts = None
         try:
             while counts is None:
-                counts = await loop.run_in_executor(self._pool, work.run_time_slot, self._time_slot_s)
+                async with self._turns.wait_for_turn():
+                    counts = await loop.run_in_executor(self._pool, work.run_time_slot, self._time_slot_s)
         finally:
             work.dropped = True
         self._remember_model(model)

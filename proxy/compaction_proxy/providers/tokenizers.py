@@ -251,7 +251,7 @@ class TiktokenCounter:
     def _load_encoding(self, vocabulary: Vocabulary) -> tiktoken.Encoding | None:
         def report_failure(error: BaseException) -> None:
             self.report_once(
-                f"vocabulary {vocabulary.name} is unusable, tokens are estimated: {type(error).__name__}"
+                f"vocabulary {vocabulary.name} is unusable, so tokens are estimated: {type(error).__name__}"
             )
 
         with suppress_and_report(report_failure):

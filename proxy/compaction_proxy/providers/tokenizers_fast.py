@@ -60,7 +60,7 @@ class GoldenText:
 
 class _OtherCountError(ValueError):
     def __init__(self, number: int) -> None:
-        super().__init__(f"counts golden text {number} otherwise")
+        super().__init__(f"counts sample {number} differently")
 
 
 def read_golden_texts(path: Path = GOLDEN_COUNTS_PATH) -> list[GoldenText]:

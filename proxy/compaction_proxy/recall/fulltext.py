@@ -104,7 +104,7 @@ _MATCHING_ROWS_SQL = "SELECT rowid FROM rows WHERE rows MATCH ?"
 # The highest Unicode character. All terms that begin with a prefix sort before the prefix followed by this
 # character.
 _LAST_CHARACTER = "\U0010ffff"
-FTS5_MISSING = "The SQLite of this Python has no FTS5: what was removed cannot be searched."
+FTS5_MISSING = "The SQLite of this Python has no FTS5, so removed messages cannot be searched."
 
 
 def is_fts5_available() -> bool:

@@ -13,10 +13,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
+from typing import TypeVar
 
 from compaction_proxy.recall.archive import ArchiveReader, ArchiveRef, RecalledMessage, build_archive_key
 from compaction_proxy.recall.fulltext import TextIndex, TextIndexBuilder, TextMatch
 from compaction_proxy.storage.records import RecordStore
+from compaction_proxy.support.offload import FairQueue
 
 # Maximum bytes of all cached indexes together, including their texts. If they have more bytes, the cache
 # drops the least recently used indexes.
@@ -35,6 +37,8 @@ THREADS = 2
 # use of memory and threads: the archives of one index may have 16 MB of text, which a thread decompresses.
 MAX_CONCURRENT_LOADS = 2
 
+_Result = TypeVar("_Result")
+
 
 class MessageIndex:
     """Messages and their search index. The first search builds the index. Use the object on one event loop.
@@ -43,6 +47,7 @@ class MessageIndex:
         messages: The messages of each conversation in their order, with None between two conversations.
         index_builder: Builds the index.
         threads: The threads that build and search the index.
+        turns: Lets the owners of searches take turns in these threads.
         created_at: Time of creation, in monotonic seconds.
     """
 
@@ -51,10 +56,12 @@ class MessageIndex:
         messages: Sequence[RecalledMessage | None],
         index_builder: TextIndexBuilder,
         threads: Executor,
+        turns: FairQueue,
         created_at: float,
     ) -> None:
         self.created_at = created_at
         self._threads = threads
+        self._turns = turns
         self._messages = messages
         self._by_id = {each.message.id: each for each in messages if each is not None}
         characters = sum(len(each.message.text) for each in self._by_id.values())
@@ -110,15 +117,18 @@ class MessageIndex:
             task.exception()  # avoids a warning of asyncio; a caller that still waits gets the exception
 
     async def _search_in_thread(self, query: str, limit: int) -> list[TextMatch]:
-        run = asyncio.get_running_loop().run_in_executor
         async with self._build_lock:
             if self._index is None:
                 # A match in a text counts in part for the neighbouring texts. An empty text between two
                 # conversations reduces the effect of the messages of one on those of the other.
                 texts = [each.message.text if each else "" for each in self._messages]
-                self._index = await run(self._threads, self._index_builder.build, texts)
+                self._index = await self._run_in_thread(partial(self._index_builder.build, texts))
             index = self._index
-        return await run(self._threads, index.search, query, limit)
+        return await self._run_in_thread(partial(index.search, query, limit))
+
+    async def _run_in_thread(self, work: Callable[[], _Result]) -> _Result:
+        async with self._turns.wait_for_turn():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:
@@ -168,7 +178,8 @@ class SearchIndexCache:
         self._indexes: OrderedDict[IndexKey, MessageIndex] = OrderedDict()
         self._load_tasks: dict[IndexKey, asyncio.Task[MessageIndex]] = {}
         self._load_slots = asyncio.Semaphore(MAX_CONCURRENT_LOADS)
-        self._threads = ThreadPoolExecutor(THREADS, "recall")
+        self._load_turns = FairQueue(MAX_CONCURRENT_LOADS)
+        self._threads, self._turns = ThreadPoolExecutor(THREADS, "recall"), FairQueue(THREADS)
         records.on_delete_callbacks.append(self._forget_prefix)
 
     async def get_or_load(self, tenant: str, refs: Iterable[ArchiveRef]) -> MessageIndex:
@@ -224,7 +235,7 @@ class SearchIndexCache:
 
     async def _load_index(self, name: IndexKey) -> MessageIndex:
         tenant, places = name
-        async with self._load_slots:
+        async with self._load_turns.wait_for_turn(), self._load_slots:
             failed_reads = self._records.failed_reads
             messages = await self._archive_reader.read_messages(tenant, places)
             is_complete = self._records.failed_reads == failed_reads
@@ -233,7 +244,7 @@ class SearchIndexCache:
             ):  # the archives were deleted meanwhile
                 messages = []
             ordered = await asyncio.to_thread(_order_messages, messages)
-        index = MessageIndex(ordered, self._index_builder, self._threads, self._clock())
+        index = MessageIndex(ordered, self._index_builder, self._threads, self._turns, self._clock())
         if len(index) and is_complete and asyncio.current_task() is self._load_tasks.get(name):
             self._evict_index(name)
             self._indexes[name] = index

@@ -36,7 +36,7 @@ MAX_PROMPT_CHARACTERS = 64 * 1024
 STAND_IN, KEPT = "stand-in", "kept"
 # The text that is stored as the instructions of an aligned summary call. In such a call, the prompt follows
 # the conversation itself, and there are no other instructions.
-CONTINUED = "[The conversation itself, as it would have been forwarded, with this behind it:]"
+CONTINUED = "[The conversation as the proxy would have forwarded it, followed by this text:]"
 
 
 @dataclass(frozen=True, slots=True)

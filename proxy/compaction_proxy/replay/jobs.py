@@ -40,10 +40,8 @@ _PROGRAM = (
     "import sys; sys.path[:] = sys.argv[1:]; from compaction_proxy.cli.replay_worker import main; main()"
 )
 COMMAND = (sys.executable, "-I", "-c", _PROGRAM, *sys.path)
-BUSY_MESSAGE = "Other rehearsals are under way; try again in a moment."
-SLOW_MESSAGE = (
-    f"The rehearsal took more than {TIMEOUT_S:.0f} s: send less of the conversation, or fewer strategies."
-)
+BUSY_MESSAGE = "Other replays are running. Try again later."
+SLOW_MESSAGE = f"The replay took more than {TIMEOUT_S:.0f} s. Send fewer messages or fewer strategies."
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +79,13 @@ def parse_job(raw: bytes) -> ReplayJob:
         values = {name: raw[place.start : place.stop] for name, place in find_members(raw).items()}
         small = {name: json.loads(value) for name, value in values.items() if name not in _LARGE}
     except (UnreadableBodyError, ValueError, RecursionError):
-        raise _build_refusal("The body is no JSON object.") from None
+        raise _build_refusal("The request body is not a JSON object.") from None
     conversation = small.get("conversation") or ""
     if not isinstance(conversation, str) or bool(conversation) == ("messages" in values):
-        raise _build_refusal("messages or conversation: one of them")
+        raise _build_refusal("set either messages or conversation")
     strategies = small.get("strategies") or []
     if not isinstance(strategies, list) or any(name not in STRATEGIES for name in map(str, strategies)):
-        raise _build_refusal(f"strategies: a list of {', '.join(STRATEGIES)}")
+        raise _build_refusal(f"strategies: expected a list of {', '.join(STRATEGIES)}")
     shaping = {name: value for name, value in values.items() if name in _LARGE}
     return ReplayJob(conversation, shaping, tuple(map(str, strategies)), _parse_options(small))
 
@@ -95,11 +93,11 @@ def parse_job(raw: bytes) -> ReplayJob:
 def _parse_options(small: Mapping[str, Any]) -> ReplayOptions:
     model = small.get("model")
     if model is not None and not isinstance(model, str):
-        raise _build_refusal("model: a name")
+        raise _build_refusal("model: expected a name")
     tokens: dict[str, Any] = {name: small.get(name) for name in ("trigger_tokens", "target_tokens", "window")}
     for name, value in tokens.items():
         if value is not None and (type(value) is not int or not 0 < value <= MAX_TOKENS):
-            raise _build_refusal(f"{name}: a number of tokens")
+            raise _build_refusal(f"{name}: expected a number of tokens")
     return ReplayOptions(model=model or None, **tokens)
 
 
@@ -188,7 +186,7 @@ class ReplayJobRunner:
                 process.kill()
                 await process.wait()
         if process.returncode:
-            raise ReplayFailedError(f"The rehearsal failed: {_extract_last_line(stderr, process.returncode)}")
+            raise ReplayFailedError(f"The replay failed: {_extract_last_line(stderr, process.returncode)}")
         return _parse_output(stdout, stderr)
 
 
@@ -203,7 +201,7 @@ def _parse_output(stdout: bytes, stderr: bytes) -> Mapping[str, Any]:
     except ValueError:
         output = None
     if not isinstance(output, dict) or output.keys().isdisjoint({"results", "error"}):
-        raise ReplayFailedError(f"The rehearsal gave no answer: {_extract_last_line(stderr)}")
+        raise ReplayFailedError(f"The replay returned no result: {_extract_last_line(stderr)}")
     return output
 
 

@@ -75,7 +75,7 @@ def parse_recording(value: object, name: str) -> Recording:
     roles = [each["role"] for each in messages]
     lengths = tuple(n for n in range(1, len(roles) + 1) if _is_request(roles, n))
     if not lengths:
-        raise _build_refusal(f"{name}: no message that a model would answer")
+        raise _build_refusal(f"{name}: the request has no message for a model to answer")
     model = body.get("model")
     return Recording(
         name=name,
@@ -98,9 +98,9 @@ def read_recordings(path: Path) -> Iterator[Recording]:
     try:
         status = path.stat()
         if not S_ISREG(status.st_mode):  # a pipe or device cannot be read twice, and may never end
-            raise _build_refusal(f"{path}: no regular file")
+            raise _build_refusal(f"{path}: not a regular file")
         if status.st_size > MAX_FILE_BYTES:
-            raise _build_refusal(f"{path}: larger than {MAX_FILE_BYTES // 1024**2} MiB")
+            raise _build_refusal(f"{path}: the file is larger than {MAX_FILE_BYTES // 1024**2} MiB")
         if (whole := _read_single_value(path)) is not None:
             yield parse_recording(whole, _choose_name(whole, path.name))
             return
@@ -135,7 +135,7 @@ def _read_single_value(path: Path) -> object | None:
     if rest and _is_json(first):
         return None
     if path.stat().st_size > MAX_BODY_BYTES:
-        raise _build_refusal(f"{path}: a request larger than {MAX_BODY_BYTES // 1024**2} MiB")
+        raise _build_refusal(f"{path}: a request is larger than {MAX_BODY_BYTES // 1024**2} MiB")
     return _parse_json(path.read_bytes(), str(path))
 
 
@@ -149,7 +149,7 @@ def _is_json(line: bytes) -> bool:
 
 def _parse_json(raw: bytes, where: str) -> object:
     if len(raw) > MAX_BODY_BYTES:
-        raise _build_refusal(f"{where}: a request larger than {MAX_BODY_BYTES // 1024**2} MiB")
+        raise _build_refusal(f"{where}: a request is larger than {MAX_BODY_BYTES // 1024**2} MiB")
     try:
         value: object = json.loads(raw)
     except (ValueError, RecursionError):

@@ -46,7 +46,7 @@ def parse_key(text: str) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     if len(key) != KEY_BYTES:
-        raise ConfigError("store.encryption_keys: a key is 32 bytes in base64 (openssl rand -base64 32)")
+        raise ConfigError("store.encryption_keys: a key must be 32 bytes in base64 (openssl rand -base64 32)")
     return key
 
 

@@ -35,7 +35,7 @@ def pack(fields: Mapping[str, Any]) -> bytes:
     text = json.dumps(fields, ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
     body = text.encode("utf-8", "surrogatepass")
     if len(body) > MAX_JSON_BYTES:
-        raise ValueError(f"a record of {len(body)} bytes; {MAX_JSON_BYTES} is the most")
+        raise ValueError(f"a record of {len(body)} bytes; {MAX_JSON_BYTES} is the limit")
     if len(body) <= DEFLATE_FROM_BYTES:
         return bytes((VERSION, PLAIN)) + body
     return bytes((VERSION, DEFLATED)) + zlib.compress(body, _DEFLATE_LEVEL)

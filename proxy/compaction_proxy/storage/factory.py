@@ -53,15 +53,15 @@ def get_store_path(url: str) -> Path | None:
     if not separator or scheme != "sqlite":
         # The message shows only the scheme of the URL: the rest may contain a password.
         name = f"'{scheme}://'" if separator else "a URL without '://'"
-        raise ConfigError(f"store.url: no store for {name}; there are sqlite:///, redis:// and memory://")
+        raise ConfigError(f"store.url: {name} is not supported; use sqlite:///, redis:// or memory://")
     if not rest.startswith("/") or rest in {"/", "/:memory:"} or rest.endswith("/"):
         raise ConfigError(
-            "store.url: name a file, as in sqlite:///relative.db, sqlite:////absolute.db or sqlite:///~/state.db"
+            "store.url: add a file: sqlite:///relative.db, sqlite:////absolute.db or sqlite:///~/state.db"
         )
     try:
         return Path(rest[1:]).expanduser()
     except RuntimeError as error:
-        raise ConfigError("store.url: there is no home directory for '~'; give an absolute path") from error
+        raise ConfigError("store.url: '~' has no home directory; use an absolute path") from error
 
 
 def open_store(url: str) -> Store:
@@ -100,9 +100,9 @@ def load_installation_secret(url: str, report: Callable[[StoreUnavailableError],
             create_secret_file(path)
         return read_secret_file(path)
     except OSError as error:
-        report(StoreUnavailableError(NO_SECRET, error.strerror or "the secret's file cannot be used"))
+        report(StoreUnavailableError(NO_SECRET, error.strerror or "the file with the secret cannot be used"))
     except ValueError as error:
-        report(StoreUnavailableError(NO_SECRET, f"the secret's file cannot be used: {error}"))
+        report(StoreUnavailableError(NO_SECRET, f"the file with the secret cannot be used: {error}"))
     return secrets.token_bytes(SECRET_BYTES)
 
 
@@ -117,7 +117,7 @@ async def load_shared_secret(store: Store, offered_secret: bytes) -> bytes:
     """
     stored = await store.commit(Record(SECRET_KEY, offered_secret, math.inf))
     if stored is None or len(stored) != SECRET_BYTES:
-        raise StoreUnavailableError(NO_SECRET, "the store holds something else in its place")
+        raise StoreUnavailableError(NO_SECRET, "the store has an invalid value in its place")
     return stored
 
 
@@ -140,7 +140,7 @@ def read_secret_file(path: Path, *, must_be_private: bool = False) -> bytes:
         status = os.fstat(file.fileno())
         is_foreign = hasattr(os, "geteuid") and status.st_uid != os.geteuid()
         if must_be_private and (is_foreign or status.st_mode & stat.S_IRWXO):
-            raise ValueError("it belongs to another user, or every user may read it")
+            raise ValueError("it belongs to another user, or other users can read it")
         try:
             secret = bytes.fromhex(file.read(_MAX_SECRET_CHARACTERS))
         except ValueError:  # of the decoder, too, whose text would show a byte of the file

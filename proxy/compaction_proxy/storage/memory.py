@@ -81,7 +81,7 @@ class MemoryStore:
             StoreUnavailableError: If the items together have more than `max_bytes` bytes.
         """
         if _count_bytes(items) > self._max_bytes:
-            raise StoreUnavailableError("store-too-large", "more than the store may hold")
+            raise StoreUnavailableError("store-too-large", "more than the store can contain")
         self._sweep_expired()
         for item in items:
             self._put_item(item)

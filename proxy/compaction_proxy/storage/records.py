@@ -17,6 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from compaction_proxy.core.errors import StoreUnavailableError
@@ -33,6 +34,7 @@ from compaction_proxy.storage.resilient import (
 from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
 from compaction_proxy.storage.store_failure import StoreFailure
 from compaction_proxy.support.lru import LruCache
+from compaction_proxy.support.offload import run_in_worker_if_large
 
 Fields = Mapping[str, Any]
 """The content of a record: JSON values by name. All readers share one cached object; do not change it."""
@@ -100,6 +102,8 @@ CACHE_BYTES = 16 * 1024 * 1024
 # Additional size of each cached record, in bytes. A record counts as this many bytes, plus the length of its
 # key, plus twice its JSON size, because the decoded fields take more memory than the JSON.
 ENTRY_BYTES = 600
+# The JSON of a large record usually has at most this many times as many bytes as its compressed form.
+USUAL_DEFLATION = 8
 CACHE_TTL_S = 3600.0
 """How long a cached record is used without a new read; other processes may change it meanwhile."""
 
@@ -200,7 +204,7 @@ class RecordStore:
 
     @property
     def failure(self) -> StoreFailure | None:
-        """Why the store is not reachable, or refused to write in the last minute; None if it does neither."""
+        """The failure if the store is unreachable or refused a write in the last minute, otherwise None."""
         return self._resilient_store.failure
 
     async def open(self, limit_s: float = OPEN_LIMIT_S) -> bool:
@@ -256,7 +260,7 @@ class RecordStore:
             ValueError: If the keys do not share a hash tag, so a cluster could not commit them together.
         """
         if any(parse_hash_tag(item.key) != parse_hash_tag(key) for item in other_items):
-            raise ValueError("records that are committed together share one scope")
+            raise ValueError("records of one commit must have the same scope")
         if self.deletion_fence.is_deleted(key):
             return fields
         claim = RecordItem(key, fields, ttl_s)
@@ -285,7 +289,7 @@ class RecordStore:
             self._report_failure(error)
             return False
         if not saved and not self.deletion_fence.is_deleted(key):
-            self._report(StoreUnavailableError(_UNREADABLE, "a record of another version is left alone"))
+            self._report(StoreUnavailableError(_UNREADABLE, "a record of another version is not changed"))
         return saved
 
     async def append_line(self, key: str, fields: Fields, *, ttl_s: float, max_lines: int) -> bool:
@@ -426,7 +430,9 @@ class RecordStore:
         present = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
         decoded: dict[str, Fields | None]
         if keep_in_cache:
-            decoded = {key: self._cache_record(key, value, CACHE_TTL_S) for key, value in present.items()}
+            decoded = {
+                key: await self._decode_and_cache(key, value, CACHE_TTL_S) for key, value in present.items()
+            }
         else:
             decoded = await asyncio.to_thread(lambda: {key: envelope.unpack(present[key]) for key in present})
         if None in decoded.values():
@@ -447,9 +453,9 @@ class RecordStore:
         )
         if stored is None:
             return None
-        winner = self._cache_record(claim.key, stored, min(claim.ttl_s, CACHE_TTL_S))
+        winner = await self._decode_and_cache(claim.key, stored, min(claim.ttl_s, CACHE_TTL_S))
         if winner is None:
-            raise StoreUnavailableError(_UNREADABLE, "the key is taken by a record of another version")
+            raise StoreUnavailableError(_UNREADABLE, "the key belongs to a record of another version")
         return winner
 
     def _cache_unsaved(self, claim: RecordItem, other_items: Sequence[RecordItem | ListItem]) -> Fields:
@@ -475,13 +481,26 @@ class RecordStore:
             return None
         return fields
 
-    def _cache_record(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
-        fields = envelope.unpack(value)
+    async def _decode_and_cache(self, key: str, value: bytes, ttl_s: float) -> Fields | None:
+        """Decodes a record, in a thread if it is large, and caches it."""
+        json_bytes = USUAL_DEFLATION * len(value)
+        decoded = await run_in_worker_if_large(json_bytes, partial(_decode_record, value))
+        return self._cache_record(key, value, ttl_s, decoded)
+
+    def _cache_record(
+        self, key: str, value: bytes, ttl_s: float, decoded: tuple[Fields | None, int] | None = None
+    ) -> Fields | None:
+        fields, json_bytes = decoded or _decode_record(value)
         if fields is not None and not self.deletion_fence.is_deleted(key):
-            size = 2 * len(envelope.extract_json(value) or b"") + len(key) + ENTRY_BYTES
+            size = 2 * json_bytes + len(key) + ENTRY_BYTES
             self._cache.put(key, (fields, self._clock() + ttl_s), size)
         return fields
 
     def _report_failure(self, error: StoreUnavailableError) -> None:
         if error.reason != RESTING_REASON:
             self._report(error)
+
+
+def _decode_record(value: bytes) -> tuple[Fields | None, int]:
+    """Returns the fields of a record, or None if they cannot be read, and the size of its JSON in bytes."""
+    return envelope.unpack(value), len(envelope.extract_json(value) or b"")

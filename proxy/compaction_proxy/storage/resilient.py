@@ -183,7 +183,7 @@ class ResilientStore:
 
     @property
     def failure(self) -> StoreFailure | None:
-        """Why the store is not reachable, or refused to write in the last minute; None if it does neither."""
+        """The failure if the store is unreachable or refused a write in the last minute, otherwise None."""
         if self._failure is None and self._refusal is not None and self._clock() < self._refusal[1]:
             return self._refusal[0]
         return self._failure

@@ -14,8 +14,8 @@ _TEXTS = {
     "store-corrupt": "is damaged",
     "store-denied": "refuses the user name or the password",
     "store-down": "cannot be reached",
-    "store-foreign": "is a file of another program",
-    "store-full": "is full and takes no more data",
+    "store-foreign": "is a file that another program wrote",
+    "store-full": "is full",
     "store-loading": "is still loading its data",
     "store-newer": "was written by a newer version of the proxy",
     "store-readonly": "can be read but not written",
@@ -24,22 +24,22 @@ _TEXTS = {
 }
 # How to fix a failure, by its reason. `{key}` is what sets the URL, and `{url}` the URL without passwords.
 _FIXES = {
-    "store-busy": "find what else uses {url}, or name another store in {key}",
-    "store-corrupt": "move the file away, or restore it; another is made, and conversations go on",
+    "store-busy": "stop the other program that uses {url}, or set another store in {key}",
+    "store-corrupt": "restore the file from a backup, or move it away; the proxy then creates a new one",
     "store-denied": "correct the user name and the password in {key}",
-    "store-foreign": "name another file in {key}",
-    "store-full": "make room, or raise the limit of its memory",
-    "store-loading": "wait until it has started",
-    "store-newer": "install that version, or name another file in {key}",
-    "store-readonly": "find out why it takes no data: it may be a replica, or its disk may be full",
-    "store-timeout": "look at the machine and the network of {url}, or correct {key}",
-    "store-unwritable": "let this user write there, or name another file in {key}",
+    "store-foreign": "set another file in {key}",
+    "store-full": "free some space, or raise its memory limit",
+    "store-loading": "wait until the server has started",
+    "store-newer": "install that version, or set another file in {key}",
+    "store-readonly": "check whether the server is a replica or its disk is full",
+    "store-timeout": "check the machine and the network of {url}, or correct {key}",
+    "store-unwritable": "give this user write permission, or set another file in {key}",
 }
-_GENERAL_FIX = "start it, or correct {key}"
+_GENERAL_FIX = "start the server, or correct {key}"
 
 
 class StoreFailure(NamedTuple):
-    """Why the store fails.
+    """A failure of the store.
 
     The proxy keeps this object and not the exception, because the exception would keep the data of the failed
     call in memory.
@@ -86,11 +86,11 @@ def _find_cause(error: BaseException) -> str:
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, socket.gaierror):
-            return "its name cannot be resolved"
+            return "the host name cannot be resolved"
         if isinstance(found, ssl.SSLError):
-            return "there is no TLS, or the certificate is not trusted"
+            return "the server has no TLS or an untrusted certificate"
         if isinstance(found, FileExistsError):  # `mkdir` has found a file
-            return "a file is in the place of its folder"
+            return "a file exists in place of the folder"
         if isinstance(found, OSError) and found.errno:
             return os.strerror(found.errno).lower()
         found = found.__cause__ or found.__context__

@@ -10,87 +10,87 @@ _MINUTE_S, _HOUR_S, _DAY_S = 60, 3_600, 86_400
 # Texts for the reasons why the proxy forwarded a request unchanged or without a summary, by the codes of the
 # reasons (`Event.reason`).
 REASON_TEXTS = {
-    "breaker-open": "the summary model has failed repeatedly and is left alone for a while",
-    "budget": "this client has had all the summaries of this hour",
-    "cancelled": "the round was given up, because nobody waited for it or the proxy was ending",
-    "content-filter": "the summary model's provider filtered its answer",
-    "deadline": "the summary did not come while the request waited for it",
-    "duplicate-keys": "the request body names something twice",
-    "empty": "the summary model wrote nothing",
-    "encoded": "the request body is compressed and could not be decoded",
-    "garbage": "the summary model's answer could not be read",
-    "internal": "a fault of the proxy while compacting",
-    "irreducible": "nearly all of it is what no round removes",
-    "language": "the summary was in another language, and was not used",
-    "longer": "the summary was no shorter than what it was of",
-    "no-array": "the request's messages are no list",
+    "breaker-open": "the summary model failed repeatedly, so the proxy waits before the next call",
+    "budget": "this client has reached its limit of summary calls per hour",
+    "cancelled": "the compaction was cancelled: no request waited for it, or the proxy was stopping",
+    "content-filter": "the provider's content filter blocked the summary",
+    "deadline": "the summary was not ready before the request stopped waiting for it",
+    "duplicate-keys": "the request body has duplicate keys",
+    "empty": "the summary model returned an empty text",
+    "encoded": "the compressed request body could not be decoded",
+    "garbage": "the response of the summary model is invalid",
+    "internal": "an internal error of the proxy during the compaction",
+    "irreducible": "nothing can be removed, or not enough to help",
+    "language": "summary rejected: it was in another language",
+    "longer": "summary rejected: it was not shorter than the removed text",
+    "no-array": "the messages of the request are not a list",
     "no-messages": "the request has no messages",
     "no-model": "no summary model is configured or known",
     "no-summary-model": "no summary model is configured or known",
     "not-json": "the request body could not be read",
-    "nothing-to-take": "nothing in it may be shortened",
-    "overflow": "the summary call itself was too long for its model",
-    "paused": "the last rounds have done no good, and the next one is tried later",
-    "provider-compacts": "the request has the provider compact by itself",
-    "reasoning": "the summary model did not come to the end of its reasoning",
-    "refused": "the summary model refused to write",
-    "rules-lost": "the summary had lost standing rules, and was not used",
-    "small": "it is too small to need a compaction, and was not inspected",
-    "stateful": "the provider holds a part of the conversation",
-    "summary-window": "what was to be summarised does not fit the summary model",
+    "nothing-to-take": "the request contains nothing that can be shortened",
+    "overflow": "the summary call exceeded the context window of the summary model",
+    "paused": "recent compactions did not reduce the size; the proxy retries later",
+    "provider-compacts": "the request asks the provider to compact the conversation",
+    "reasoning": "the summary model used all its tokens for reasoning",
+    "refused": "the summary model refused to write a summary",
+    "rules-lost": "summary rejected: it omitted rules of the user",
+    "small": "the request is too small to need a compaction, so it was not inspected",
+    "stateful": "the provider stores a part of the conversation",
+    "summary-window": "the text to summarise exceeds the context window of the summary model",
     "timeout": "the summary model took too long",
     "too-deep": "the request body is nested too deeply",
-    "too-many": "the request body holds too many values",
-    "too-short": "the summary was too short to be one",
-    "tool-calls": "the summary model called a tool instead of writing",
-    "truncated": "the summary was cut off",
-    "unfaithful": "the summary said what nobody has said, and was not used",
+    "too-many": "the request body contains too many values",
+    "too-short": "summary rejected: it was too short",
+    "tool-calls": "the summary model called a tool instead of writing a summary",
+    "truncated": "summary rejected: it was cut off",
+    "unfaithful": "summary rejected: it contained statements that are not in the conversation",
     "unknown-model": "the provider does not know the summary model",
     "unreachable": "the summary model could not be reached",
 }
 _STATUSES = {
-    "http-401": "the summary model refused the credential",
-    "http-403": "the summary model refused the credential",
-    "http-429": "the summary model's provider asked to slow down",
+    "http-401": "the provider of the summary model rejected the API key",
+    "http-403": "the provider of the summary model rejected the API key",
+    "http-429": "the provider of the summary model limited the rate of requests",
 }
 # Texts for reasons, by the beginnings of their codes. `describe_reason` uses these texts for codes that are
 # neither in `REASON_TEXTS` nor in `_STATUSES`.
 _FAMILIES = {
-    "http-": "the summary model answered with an error",
+    "http-": "the provider of the summary model returned an error",
     "store-": "the store could not be read or written",
 }
 # Texts for the reasons why a compaction was due, by the codes of the reasons.
 DUE_REASON_TEXTS = {
-    "cost_optimal": "cheapest here",
-    "force": "asked for",
-    "huge": "huge result",
+    "cost_optimal": "lowest expected cost",
+    "force": "requested",
+    "huge": "huge tool result",
     "iterations": "iterations",
-    "limit": "would not fit",
+    "limit": "context window exceeded",
     "messages": "number of messages",
-    "output": "too little room for the answer",
-    "overflow": "refused as too long",
+    "output": "not enough room for the answer",
+    "overflow": "rejected by the provider as too long",
     "percent": "trigger reached",
     "percent_of_window": "trigger reached",
-    "price_tier": "dearer from here on",
-    "soft": "ahead of need",
+    "price_tier": "higher price per token",
+    "soft": "prepared early",
     "tokens": "trigger reached",
     "turns": "number of turns",
 }
 # Texts for the causes of upstream failures, by the codes of the causes (`core.upstream_failure`).
 UPSTREAM_CAUSE_TEXTS = {
     "connection-refused": "connection refused",
-    "name-not-resolved": "its name could not be resolved",
-    "tls-failed": "TLS failed: no TLS there, or a certificate that is not trusted",
-    "connect-timeout": "no connection in time",
-    "unreachable": "no way to it",
+    "name-not-resolved": "the host name could not be resolved",
+    "tls-failed": "TLS failed: the server has no TLS or an untrusted certificate",
+    "connect-timeout": "connection timed out",
+    "unreachable": "network unreachable",
     "proxy-failed": "the outgoing proxy refused the connection",
-    "out-of-sockets": "this machine has no file descriptor or port left for a connection",
-    "not-sendable": "the request could not be written as HTTP",
+    "out-of-sockets": "this machine has no free file descriptor or port",
+    "not-sendable": "the request is not valid HTTP",
     "connection-reset": "connection reset before an answer",
-    "invalid-answer": "connection ended without a valid answer",
+    "invalid-answer": "connection closed without a valid answer",
     "answer-timeout": "no answer in time",
     "answer-cut": "answer cut off",
-    "answer-stalled": "answer stopped for too long",
+    "answer-stalled": "answer stalled",
 }
 # Maps the code of each part that can fail (`core.event.find_failed_part`) to a text.
 FAILED_PART_TEXTS = {
@@ -104,12 +104,12 @@ ROUND_STATE_TEXTS = {
     "prepared": "prepared, not used yet",
     "unused": "prepared, never used",
     "in-use": "in use",
-    "followed": "used, a later round followed",
+    "followed": "replaced by a later compaction",
     "undone": "undone",
 }
 EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
-    "failed": "No round made",
+    "failed": "Compaction failed",
     "failed-open": "Failed open",
     "over-limit": "Over the limit",
     "recovered": "Recovered",
@@ -127,10 +127,9 @@ EVENT_KIND_TEXTS = {
 }
 
 
-# What a reader should know whose search for a conversation finds nothing.
+# Hint for a search for conversations that finds nothing.
 WHOLE_ID_HINT = (
-    "Enter a client's own session id in full. The proxy stores names, and finds them by a part, only with "
-    "session.store_names: true."
+    "Enter the client's own session id in full. A part of it is enough only if session.store_names is true."
 )
 
 
@@ -364,18 +363,16 @@ def describe_request_after_undo(remaining: int | None, hard_tokens: int | None) 
             unknown.
     """
     form = "in full" if remaining is None else f"with round {remaining}" if remaining else "shortened"
-    size = f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark of its strategy"
-    return (
-        f"The next request is sent {form}, unless it has more than {size}: then a new round is made at once."
-    )
+    size = f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark (`hard_percent`)"
+    return f"The next request is sent {form}. Compaction is paused, except when a request exceeds {size}."
 
 
 def describe_missing_price(*, list_prices: bool) -> str:
     """Returns why no price is known. `list_prices` says whether the shipped list of prices is used."""
     if list_prices:
-        return "no price was known for any model used; set models.*.prices"
+        return "the prices of all used models are unknown; set models.*.prices"
     return (
-        "list prices are not used for an upstream on this machine or network; set upstream.prices: list, or "
+        "list prices do not apply to an upstream on this machine or network; set upstream.prices: list or "
         "models.*.prices"
     )
 
@@ -395,4 +392,4 @@ def describe_missing_dollars(
         return "all requests failed"
     if prompt_tokens:
         return describe_missing_price(list_prices=list_prices)
-    return "the provider has not reported what it counted (usage)"
+    return "the provider has not reported token counts (usage)"

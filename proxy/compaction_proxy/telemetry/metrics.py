@@ -67,112 +67,114 @@ class MetricSpec(NamedTuple):
 
 COUNTERS: Mapping[str, MetricSpec] = {
     "compaction_requests_total": MetricSpec(
-        "Requests on compacted paths, by what was done to them.", ("model", "status")
+        "Requests on compacted paths, by model and status.", ("model", "status")
     ),
     "compaction_runs_total": MetricSpec(
-        "Rounds that were made, or were due and failed.", ("strategy", "trigger", "outcome")
+        "Compactions, successful and failed.", ("strategy", "trigger", "outcome")
     ),
     "compaction_failures_total": MetricSpec(
-        "Times that something should have been made shorter, and was not.", ("reason",)
+        "Requests or results that the proxy failed to shorten, by reason.", ("reason",)
     ),
     "compaction_tokens_before_total": MetricSpec(
-        "Tokens that clients sent: those that upstreams counted, and those that were removed.", ("model",)
+        "Tokens that clients sent: tokens counted by upstreams plus removed tokens.", ("model",)
     ),
     "compaction_tokens_after_total": MetricSpec(
-        "Tokens of the same requests that upstreams read, summaries not among them.", ("model",)
+        "Tokens of the same requests that upstreams read, without summary calls.", ("model",)
     ),
-    "compaction_tokens_removed_total": MetricSpec("Tokens that were sent and not forwarded.", ("model",)),
-    "compaction_input_tokens_total": MetricSpec("Input tokens, as the upstream counted them.", ("model",)),
+    "compaction_tokens_removed_total": MetricSpec(
+        "Tokens that clients sent and the proxy did not forward.", ("model",)
+    ),
+    "compaction_input_tokens_total": MetricSpec("Input tokens as counted by the upstream.", ("model",)),
     "compaction_cached_input_tokens_total": MetricSpec(
-        "Input tokens that the upstream had cached.", ("model",)
+        "Input tokens that the upstream read from its cache.", ("model",)
     ),
-    "compaction_output_tokens_total": MetricSpec("Output tokens, as the upstream counted them.", ("model",)),
+    "compaction_output_tokens_total": MetricSpec("Output tokens as counted by the upstream.", ("model",)),
     "compaction_summary_tokens_total": MetricSpec("Tokens of summary calls.", ("direction",)),
-    "compaction_summary_cost_usd_total": MetricSpec("Dollars paid for summaries."),
+    "compaction_summary_cost_usd_total": MetricSpec("Cost of summary calls in dollars."),
     "compaction_saved_cost_usd_total": MetricSpec(
-        "Dollars that requests would have cost more, had everything been forwarded that clients sent."
+        "Gross saving in dollars: the additional cost of forwarding everything that clients sent."
     ),
     "compaction_cache_loss_cost_usd_total": MetricSpec(
-        "Dollars paid because rounds changed what the upstream had cached."
+        "Cost in dollars of cache misses that compactions caused."
     ),
     "compaction_requests_cost_usd_total": MetricSpec(
-        "Dollars paid for requests, summaries not among them.", ("model",)
+        "Cost of requests in dollars, without summary calls.", ("model",)
     ),
     "compaction_requests_uncounted_total": MetricSpec(
-        "Requests whose tokens are not known, and are in neither sum.", ("model",)
+        "Requests that the token sums exclude, because their token count is unknown.", ("model",)
     ),
     "compaction_requests_unpriced_total": MetricSpec(
-        "Requests whose cost is not known, and is in no sum.", ("model",)
+        "Requests that the cost sums exclude, because their cost is unknown.", ("model",)
     ),
-    "compaction_summary_calls_unpriced_total": MetricSpec("Summary calls whose cost is not known."),
-    "compaction_recall_searches_total": MetricSpec(
-        "Searches among what rounds have taken out.", ("source", "outcome")
-    ),
+    "compaction_summary_calls_unpriced_total": MetricSpec("Summary calls whose cost is unknown."),
+    "compaction_recall_searches_total": MetricSpec("Searches in removed messages.", ("source", "outcome")),
     "upstream_errors_total": MetricSpec(
-        "Requests to an upstream that got no whole answer, or one with an error status.", ("target", "cause")
+        "Requests to an upstream that failed or returned an error status.", ("target", "cause")
     ),
-    "store_errors_total": MetricSpec("Calls of the store that failed.", ("reason",)),
+    "store_errors_total": MetricSpec("Failed store operations.", ("reason",)),
 }
 
 HISTOGRAMS: Mapping[str, MetricSpec] = {
     "compaction_ratio": MetricSpec(
-        "Size of a request after a round, as a share of before.", buckets=SIZE_SHARES
+        "Size of a request after a compaction, divided by its size before.", buckets=SIZE_SHARES
     ),
     "compaction_summary_duration_seconds": MetricSpec(
-        "How long rounds took that asked a summary model.", buckets=SUMMARY_S
+        "Duration of compactions with a summary call.", buckets=SUMMARY_S
     ),
     "compaction_overhead_seconds": MetricSpec(
-        "What a request took beside waiting for the upstream.", buckets=OVERHEAD_BOUNDS_S
+        "Time that the proxy added to a request, without the wait for the upstream.",
+        buckets=OVERHEAD_BOUNDS_S,
     ),
     "compaction_context_used_ratio": MetricSpec(
-        "Tokens that were forwarded, as a share of the model's window.", buckets=USED_SHARES
+        "Forwarded tokens, divided by the context window of the model.", buckets=USED_SHARES
     ),
     "compaction_token_estimate_error_ratio": MetricSpec(
-        "How far an estimate was off, up or down, as a share of what the upstream counted.",
+        "Relative error of a token estimate, compared with the count of the upstream.",
         buckets=ERROR_SHARES,
     ),
     "compaction_prefix_stable_ratio": MetricSpec(
-        "1 where a conversation's request went on in the form of the one before, 0 where a round changed it.",
+        "1 if a request repeats the beginning of the previous request, 0 if a compaction changed it.",
         buckets=STABLE_SHARES,
     ),
-    "store_operation_duration_seconds": MetricSpec(
-        "How long calls of the store took.", ("op",), buckets=STORE_S
-    ),
+    "store_operation_duration_seconds": MetricSpec("Duration of store operations.", ("op",), buckets=STORE_S),
     "upstream_request_duration_seconds": MetricSpec(
-        "From asking the upstream to the end of its answer.", ("model", "code"), buckets=UPSTREAM_S
+        "Time from sending a request to the upstream to the end of the response.",
+        ("model", "code"),
+        buckets=UPSTREAM_S,
     ),
     "upstream_time_to_first_chunk_seconds": MetricSpec(
-        "From asking the upstream to the first byte of its answer.", ("model",), buckets=FIRST_CHUNK_S
+        "Time from sending a request to the upstream to the first byte of the response.",
+        ("model",),
+        buckets=FIRST_CHUNK_S,
     ),
 }
 
 GAUGES: Mapping[str, MetricSpec] = {
-    "compaction_sessions_active": MetricSpec(
-        "Conversations that have had a request in the last five minutes."
-    ),
+    "compaction_sessions_active": MetricSpec("Conversations with a request in the last five minutes."),
     "compaction_last_request_timestamp_seconds": MetricSpec(
-        "When the latest request came that is counted, in seconds since the epoch.",
+        "Time of the latest counted request, in seconds since the epoch.",
         multiprocess_mode="livemax",
     ),
-    "inflight_requests": MetricSpec("Requests that are being relayed now."),
-    "inflight_body_bytes": MetricSpec("Bytes of request bodies that are held now."),
+    "inflight_requests": MetricSpec("Requests that the proxy is forwarding now."),
+    "inflight_body_bytes": MetricSpec("Bytes of request bodies in memory now."),
     "inflight_body_limit_bytes": MetricSpec(
-        "Bytes of request bodies that may be held (server.max_inflight_bytes)."
+        "Limit for request bodies in memory, in bytes (server.max_inflight_bytes)."
     ),
     "circuit_breaker_state": MetricSpec(
-        "0 while a target is used, 1 while it is left alone because it failed.",
+        "1 while the circuit breaker of a target is open after failures, otherwise 0.",
         ("target",),
         multiprocess_mode="livemax",
     ),
     "config_last_reload_successful": MetricSpec(
-        "1 if the configuration was taken when it was last read, 0 if it was refused.",
+        "1 if the last reload of the configuration was successful, 0 if it failed.",
         multiprocess_mode="livemin",
     ),
     "config_last_reload_success_timestamp_seconds": MetricSpec(
-        "When a configuration was last taken, in seconds since the epoch.", multiprocess_mode="livemin"
+        "Time of the last successful reload of the configuration, in seconds since the epoch.",
+        multiprocess_mode="livemin",
     ),
     "build_info": MetricSpec(
-        "Always 1; the label says what runs.", ("version",), multiprocess_mode="livemax"
+        "Always 1. The label is the version.", ("version",), multiprocess_mode="livemax"
     ),
 }
 

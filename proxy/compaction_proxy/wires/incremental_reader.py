@@ -15,7 +15,7 @@ from blake3 import blake3
 
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.support.lru import BoundedDict
-from compaction_proxy.support.offload import MAX_INLINE_BYTES
+from compaction_proxy.support.offload import MAX_INLINE_BYTES, FairQueue
 from compaction_proxy.wires.body import (
     MAX_MESSAGES,
     RequestBody,
@@ -130,6 +130,7 @@ class IncrementalReader:
         self._empty_hasher = blake3(key=key)
         self._beginnings: BoundedDict[BeginningKey, BodyBeginning] = BoundedDict(max_beginnings)
         self._latest: BoundedDict[ConversationKey, BodyBeginning] = BoundedDict(max_beginnings)
+        self._turns = FairQueue(MAX_READ_THREADS)
         self._thread_slots = asyncio.Semaphore(MAX_READ_THREADS)
 
     async def read_without_blocking(
@@ -145,7 +146,7 @@ class IncrementalReader:
         owner = (tenant, conversation)
         result = self._read_from_known_beginning(raw, owner) if len(raw) <= MAX_INLINE_GROWN_BYTES else None
         if result is None:
-            async with self._thread_slots:
+            async with self._turns.wait_for_turn(), self._thread_slots:
                 result = await asyncio.to_thread(self._read_body, raw, owner)
         return self._remember_result(owner, result)
 

@@ -10,7 +10,7 @@ contain tool results as text. ADR 0031 names the sources for the forms.
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Final, NamedTuple
 
 from compaction_proxy.core.errors import UnreadableBodyError
@@ -24,6 +24,8 @@ ENVIRONMENT: Final = "environment"
 # To recognise a client by its system prompt, the proxy reads at most this many characters at the beginning of
 # the JSON of the system prompt.
 PROMPT_CHARACTERS: Final = 4_096
+# A client's system prompt is one of this many first messages.
+MAX_PROMPT_MESSAGES: Final = 64
 # Maximum number of characters of the `path` of an `Instruction`. A longer path is cut at its end.
 MAX_PATH_CHARACTERS: Final = 512
 
@@ -260,9 +262,11 @@ def find_client_by_prompt(text: str) -> str:
 def find_client_by_messages(messages: Sequence[Message]) -> str:
     """Returns the name of the client that sends these messages; empty if the client is unknown.
 
-    Recognises the client by the text of the first privileged message.
+    Recognises the client by the text of the first privileged message, among the first
+    `MAX_PROMPT_MESSAGES` messages.
     """
-    return find_client_by_prompt(next((each.text for each in messages if each.is_privileged), ""))
+    first = islice(messages, MAX_PROMPT_MESSAGES)
+    return find_client_by_prompt(next((each.text for each in first if each.is_privileged), ""))
 
 
 def find_client_by_members(prompt_members: Sequence[str]) -> str:

@@ -483,7 +483,7 @@ async def test_bad_input_is_refused_in_openai_s_shape_and_not_repeated(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"text": "\xff"}', "The body cannot be read."),
+        (b'{"text": "\xff"}', "The request body is not valid."),
         # Which limit this hits, and so what the message says, depends on the version of Python.
         (b"[" * 5_000 + b"]" * 5_000, ""),
         (b"[" * 50_000, ""),

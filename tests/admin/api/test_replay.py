@@ -91,6 +91,6 @@ async def test_a_rehearsal_that_crashes_is_an_error_in_openai_s_shape() -> None:
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
     ):
         answer = await client.post("/admin/v1/replay", json={"messages": TALK})
-    said = "The rehearsal failed: MemoryError: all of it"
+    said = "The replay failed: MemoryError: all of it"
     told = {"message": said, "type": "server_error", "param": None, "code": "rehearsal_failed"}
     assert (answer.status_code, answer.json()) == (500, {"error": told})

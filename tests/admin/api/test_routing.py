@@ -64,7 +64,7 @@ async def test_every_page_that_an_answer_names_can_be_asked_for() -> None:
 
 async def test_what_the_guide_asks_of_all_conversations_is_answered() -> None:
     here, asked = client()
-    section = GUIDE.partition("## All of them")[2].partition("\n## ")[0]
+    section = GUIDE.partition("## All conversations")[2].partition("\n## ")[0]
     paths = [path for path in re.findall(r"^\| `GET ([^`]+)`", section, re.MULTILINE) if path != STREAM]
     commands = [shlex.split(line) for line in GUIDE.splitlines() if line.startswith("curl ")]
     urls = [words[-1] for words in commands if "…" not in words[-1] and not words[-1].endswith(STREAM)]

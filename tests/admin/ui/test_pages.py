@@ -66,7 +66,7 @@ NOTHING: dict[str, Any] = {
     "list_models": [],
     "run_job": [],
 }
-AWAY = StoreUnavailableError("store-failed", "the store cannot be reached")
+AWAY = StoreUnavailableError("store-failed", "the store is not reachable")
 
 
 def links(page: Read) -> set[str]:
@@ -161,17 +161,17 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
         overview = Read((await client.get("/ui")).text).text
         assert "$" not in overview
         assert (
-            f"Tokens 4.1M → 1.7M {FEWER} No dollars: no price was known for any model used; set models"
+            f"Tokens 4.1M → 1.7M {FEWER} No dollars: the prices of all used models are unknown; set models"
             in overview
         )
         page = Read((await client.get(ONE)).text).text
-    assert "Net saved not known No dollars: no price was known for any model used; set models." in page
+    assert "Net saved not known No dollars: the prices of all used models are unknown; set models." in page
 
 
 LOCAL = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:9000/v1"}})
 UNUSED = (
-    "No dollars: list prices are not used for an upstream on this machine or network; set upstream.prices: "
-    "list, or models.*.prices."
+    "No dollars: list prices do not apply to an upstream on this machine or network; set upstream.prices: "
+    "list or models.*.prices."
 )
 
 
@@ -236,7 +236,7 @@ async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
         "get_statistics": StatisticsReport((), silent),
         "get_overview": replace(answers["get_overview"], totals=Totals()),
     }
-    reason = "he provider has not reported what it counted (usage)."
+    reason = "he provider has not reported token counts (usage)."
     async with pages(FakeAdmin(answers)) as client:
         assert f"No dollars: t{reason}" in Read((await client.get("/ui")).text).text
         assert f"Net saved not known No dollars: t{reason}" in Read((await client.get(ONE)).text).text
@@ -373,10 +373,10 @@ async def test_what_does_not_work_is_said_in_words_with_the_status_that_the_api_
             await client.post("/ui/conversations/c_x/bypass"),
         ):
             assert answer.status_code == 404
-            assert "There is no such conversation." in Read(answer.text).text
+            assert "This conversation does not exist." in Read(answer.text).text
         for answer, status, said in (
             (await client.get(f"{ONE}/search?q=a"), 501, "This SQLite has no FTS5."),
-            (await client.post(f"{ONE}/undo"), 503, "The store cannot be used right now."),
+            (await client.post(f"{ONE}/undo"), 503, "The store is not available."),
         ):
             assert answer.status_code == status
             assert said in Read(answer.text).text

@@ -19,7 +19,7 @@ def test_the_provider_reads_less_than_half_of_what_the_client_sends(demo_text: s
 
 
 def test_a_round_is_prepared_before_it_is_needed(demo_text: str) -> None:
-    assert "the next round is prepared behind the answer" in demo_text
+    assert "next compaction prepared after the answer" in demo_text
 
 
 def test_the_output_tells_no_port_and_no_time(demo_text: str) -> None:

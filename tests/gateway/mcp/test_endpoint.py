@@ -85,11 +85,12 @@ async def test_where_keys_are_named_one_is_needed_and_the_path_moves_with_the_ot
         unknown = await asked(stack.url)
         assert (unknown.status_code, code(unknown)) == (401, "invalid_api_key")
         async with over_http(stack, "Bearer sk-known-client") as client:
-            assert await said(client, "conversation_status") == "No conversation is known yet."
+            assert await said(client, "conversation_status") == "There are no conversations yet."
         refused = await asyncio.to_thread(
             called, AdminClient(stack.url, {"authorization": "Bearer sk-other"})
         )
-        told = f"The proxy at {stack.url} refused: Show a key that this proxy knows."
+        reason = "Send a client key of this proxy (server.client_keys)."
+        told = f"The proxy at {stack.url} refused the request: {reason}"
         assert refused == McpToolResult(told, is_error=True)
 
 
@@ -111,6 +112,6 @@ def test_the_library_is_loaded_by_nobody_and_where_it_is_missing_both_ways_say_w
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
-    wanted = "MCP needs an extra: pip install 'compaction-proxy[mcp]'"
+    wanted = "MCP needs an optional package: pip install 'compaction-proxy[mcp]'"
     assert done.stdout.splitlines()[-2:] == ["set()", f"501 {wanted}"]
     assert (done.stderr.splitlines(), done.returncode) == ([wanted], 1)

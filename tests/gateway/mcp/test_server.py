@@ -39,7 +39,7 @@ async def test_every_tool_is_listed_and_answers(stack: Stack, connected: Connect
         assert f"Gladly. The code of the rollback is {CODE}." in read
         status = await said(client, "conversation_status")
         assert status.startswith(f"Conversation {stack.conversation}: ")
-        assert "Rounds of compaction: 1." in status
+        assert "Compactions: 1." in status
         compacts = f"The next request of conversation {stack.conversation} will be compacted."
         assert await said(client, "compact_now") == compacts
         assert "The next request will be compacted." in await said(client, "conversation_status")
@@ -56,7 +56,7 @@ async def test_another_key_finds_nothing_and_learns_nothing(stack: Stack, connec
             for tool in ("memory_search", "conversation_status", "compact_now"):
                 arguments: dict[str, Any] = {"query": CODE} if tool == "memory_search" else {}
                 told = await refused(client, tool, conversation=name, **arguments)
-                assert told == "There is no such conversation."
+                assert told == "This conversation does not exist."
 
 
 async def test_a_connection_that_names_no_conversation_searches_all_of_the_key(stack: Stack) -> None:
@@ -96,7 +96,7 @@ async def test_hostile_text_stays_data(stack: Stack) -> None:
         (
             "memory_search",
             {"query": "x", "scope": "conversation"},
-            "`conversation` must name a conversation (c_…); conversation_status lists them.",
+            "`conversation` must be the id of a conversation (c_…). conversation_status lists them.",
         ),
         (
             "memory_get",
@@ -106,9 +106,9 @@ async def test_hostile_text_stays_data(stack: Stack) -> None:
         (
             "compact_now",
             {"conversation": "mine"},
-            "`conversation` must name a conversation (c_…); conversation_status lists them.",
+            "`conversation` must be the id of a conversation (c_…). conversation_status lists them.",
         ),
-        ("drop_tables", {}, f"There is no such tool; there are {', '.join(LISTED)}."),
+        ("drop_tables", {}, f"Unknown tool; the tools are {', '.join(LISTED)}."),
     ],
 )
 async def test_odd_arguments_are_refused_in_a_sentence(
@@ -129,5 +129,5 @@ async def test_a_dead_store_gives_a_sentence() -> None:
         ]
     assert texts == [
         *["What was removed cannot be searched right now: the store does not answer. Go on without it."] * 2,
-        *["This cannot be said right now: the store of the proxy does not answer."] * 2,
+        *["The store of the proxy does not respond. Try again later."] * 2,
     ]

@@ -87,10 +87,10 @@ async def test_a_conversation_is_told_of_in_figures() -> None:
         "Conversation c_1: 42 requests, the last one 3 min ago. Model: gpt < |im_start|>.\n"
         "Last request: 120,000 tokens from the client, 45,000 to the model. "
         "Compaction starts at 96,000 tokens.\n"
-        "Rounds of compaction: 2.\n"
-        "The last one: round 2 by anchored, 2 h ago, 57 messages removed, 80,000 tokens made 30,000.\n"
+        "Compactions: 2.\n"
+        "Latest: round 2 by anchored, 2 h ago, 57 messages removed, 80,000 tokens reduced to 30,000.\n"
         "The next request will be compacted.\n"
-        "Compaction is switched off for this conversation."
+        "Compaction is off for this conversation."
     )
 
 
@@ -101,8 +101,8 @@ async def test_one_is_not_many() -> None:
         conversations(Known([RegisteredConversation("c_1", "t", NOW)], {"c_1": overview})), "t", "c_1"
     )
     assert told == (
-        "Conversation c_1: 1 request.\nRounds of compaction: 1.\n"
-        "The last one: round 1 by prune, just now, 1 message removed."
+        "Conversation c_1: 1 request.\nCompactions: 1.\n"
+        "Latest: round 1 by prune, just now, 1 message removed."
     )
 
 
@@ -111,11 +111,11 @@ async def test_the_only_conversation_need_not_be_named_and_several_are_listed() 
     assert await describe(conversations(known), "t", None) == NONE_YET
     known.seen.append(RegisteredConversation("c_1", "t", NOW))
     known.overviews["c_1"] = IDLE
-    told = "Conversation c_1: 0 requests.\nRounds of compaction: 0."
+    told = "Conversation c_1: 0 requests.\nCompactions: 0."
     assert await describe(conversations(known), "t", None) == told
     known.seen += [RegisteredConversation(f"c_{number}", "t", NOW - 90_000) for number in range(20, 40)]
     first, *rows = (await describe(conversations(known), "t", None)).splitlines()
-    assert first == "Name one of these conversations, the one used last first:"
+    assert first == "Choose one of these conversations (most recently used first):"
     assert rows[:2] == ["- c_1, last used just now", "- c_20, last used 1 d ago"]
     assert len(rows) == MAX_LISTED
 

@@ -64,7 +64,7 @@ async def test_what_is_no_request_is_refused_as_an_error_that_clients_can_read(s
     assert refusal(await said(echo, sent)) == (
         b"HTTP/1.1 400 Bad Request",
         {
-            "message": "This is no valid HTTP/1.1 request.",
+            "message": "The request is not valid HTTP/1.1.",
             "type": "invalid_request_error",
             "param": None,
             "code": "invalid_http",

@@ -68,7 +68,7 @@ def test_what_is_accepted_sends_without_waiting_for_acknowledgements(*, spread: 
 
 
 def test_a_port_beyond_the_last_one_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="ports end at 65535"):
+    with pytest.raises(ConfigError, match="the largest port is 65535"):
         listen("127.0.0.1", 65_536 + 8_080)
 
 
@@ -144,9 +144,11 @@ def test_a_key_that_is_locked_or_of_another_certificate_is_a_configuration_error
     one, other = write_certificate(tmp_path, "one"), write_certificate(tmp_path, "two")
     locked = write_certificate(tmp_path, "locked", password=b"secret")
     for certificate, key in ((one[0], other[1]), locked):
-        assert find_tls_fault(certificate, key).startswith("server.tls_key: no key without a password")
+        assert find_tls_fault(certificate, key).startswith(
+            "server.tls_key: the key must match server.tls_certificate"
+        )
 
 
 def test_a_file_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     fault = find_tls_fault(str(tmp_path / "none.crt"), str(tmp_path / "none.key"))
-    assert fault == "server.tls_certificate, server.tls_key: cannot be read: No such file or directory"
+    assert fault == "server.tls_certificate, server.tls_key: cannot read the file: No such file or directory"

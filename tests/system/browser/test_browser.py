@@ -69,7 +69,7 @@ class Scene:
     """A proxy that has compacted, its provider, and a browser.
 
     Attributes:
-        url: Of the proxy.
+        url: Base URL of the proxy.
         client: Asks the proxy.
         browser: Looks at it.
         id: Of the conversation.
@@ -365,7 +365,7 @@ async def test_the_prompt_opens_in_its_place_and_the_playground_tries_what_its_s
 async def test_a_summary_model_that_fails_is_told_among_the_failures(scene: Scene) -> None:
     async with scene.looking(390) as page:
         await page.goto("/ui/failures")
-        assert "the summary model answered with an error (http-503)" in await page.inner_text("#failures")
+        assert "returned an error (http-503)" in await page.inner_text("#failures")
         request = await page.locator("#failures .id.whole").last.inner_text()
         assert request.startswith("r_")
 

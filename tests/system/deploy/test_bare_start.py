@@ -138,7 +138,10 @@ def test_with_nowhere_to_write_it_serves_from_memory_and_says_so_in_one_line(clo
     assert (ready.status_code, ready.json()["store"]) == (200, "ok")
     assert "  store     memory://" in lines
     assert [line for line in errors if not line.startswith("{")] == [
-        "warning: store.url: memory:// keeps nothing beyond the process; name a file or a server to keep more"
+        (
+            "warning: store.url: memory:// loses all data when the process ends; "
+            "set a file or a server to keep it"
+        )
     ]
     assert list(closed.iterdir()) == []
 

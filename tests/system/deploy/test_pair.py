@@ -103,7 +103,7 @@ def test_a_demo_provider_refuses_a_port_that_cannot_be() -> None:
     command = [sys.executable, "-m", "compaction_proxy", "demo-provider", "--port", "99999"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode != 0
-    assert done.stderr == "server.port: cannot listen on 127.0.0.1:99999: ports end at 65535\n"
+    assert done.stderr == "server.port: cannot listen on 127.0.0.1:99999: the largest port is 65535\n"
 
 
 def test_the_app_and_its_image_have_the_same_sdk() -> None:

@@ -392,7 +392,7 @@ ERROR = {"type": "error", "error": {"type": "overloaded_error", "message": "Over
 
 
 async def test_a_stream_that_cannot_go_on_says_why_and_is_cut(on_wire: Any, s: Any, wire: str) -> None:
-    for body, told in ((json.dumps(ERROR).encode(), "Overloaded."), (b"<h1>Down</h1>", "did not go on")):
+    for body, told in ((json.dumps(ERROR).encode(), "Overloaded."), (b"<h1>Down</h1>", "did not continue")):
         on_wire.key += "x"
         on_wire.script(s.said("So", s.recall()), s.Raw([body], 503, [s.JSON]))
         got, whole = await receive(on_wire, wire)

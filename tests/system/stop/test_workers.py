@@ -250,7 +250,7 @@ async def failed(stop: Any, *arguments: str, **environ: str) -> tuple[int, str]:
 
 async def test_workers_need_a_store_that_they_can_share(stop: Any) -> None:
     code, errors = await failed(stop, COMPACTION_PROXY__STORE__URL="memory://")
-    expected = "server.workers: several workers need a store that they can share, not memory://\n"
+    expected = "server.workers: several workers need a shared store, not memory://\n"
     assert (code, errors.endswith(expected)) == (2, True)
 
 
@@ -268,4 +268,4 @@ async def test_workers_that_do_not_start_end_the_parent_with_1(stop: Any) -> Non
     (stop.folder / "sitecustomize.py").write_text(BROKEN)
     (stop.folder / "broken").touch()
     code, errors = await failed(stop)
-    assert (code, errors.splitlines()[-1]) == (1, "a worker did not start; the log says why")
+    assert (code, errors.splitlines()[-1]) == (1, "a worker did not start; see the log")

@@ -14,13 +14,13 @@ from compaction_proxy.gateway.server import ClientDeadlines, connection, serve_e
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 OVERLOADED = {
-    "message": "The proxy has too many requests under way; try again.",
+    "message": "Too many requests are in progress. Try again later.",
     "type": "overloaded_error",
     "param": None,
     "code": "overloaded",
 }
 TOO_LATE = {
-    "message": "The request body did not come in time.",
+    "message": "The request body did not arrive in time.",
     "type": "invalid_request_error",
     "param": None,
     "code": "request_timeout",

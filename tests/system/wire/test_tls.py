@@ -123,6 +123,6 @@ def test_files_of_no_use_are_a_problem_of_the_configuration(files: tuple[Path, P
         with pytest.raises(ConfigError, match=r"server\.tls_key: no key without a password to server\.tls"):
             build_tls_context(*wrong)
     with pytest.raises(
-        ConfigError, match=r"server\.tls_certificate, server\.tls_key: cannot be read: No such"
+        ConfigError, match=r"server\.tls_certificate, server\.tls_key: cannot read the file: No such"
     ):
         build_tls_context(str(tmp_path / "none.pem"), key)

@@ -3,9 +3,25 @@
 import pytest
 
 from compaction_proxy.core.errors import UnreadableBodyError
-from compaction_proxy.wires.json.slices import MAX_STRUCTURAL, find_members, split_elements
+from compaction_proxy.wires.json.slices import (
+    MAX_STRUCTURAL,
+    SEARCHED_BYTES,
+    contains_bytes,
+    find_members,
+    split_elements,
+)
 
 DEEP = b"[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "start", [0, SEARCHED_BYTES - 5, SEARCHED_BYTES - 1, SEARCHED_BYTES, 2 * SEARCHED_BYTES]
+)
+def test_bytes_are_found_wherever_they_begin(start: int) -> None:
+    raw = bytes(start) + b"needle" + bytes(9)
+    assert contains_bytes(raw, b"needle")
+    assert not contains_bytes(raw, b"needles")
+    assert not contains_bytes(b"", b"needle")
 
 
 def values(raw: bytes) -> dict[str, bytes]:

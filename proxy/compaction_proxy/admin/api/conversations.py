@@ -164,7 +164,7 @@ async def _export(
 async def _events(
     conversation: str, commands: CommandsDependency, limit: ListLimit = MAX_SCANNED, offset: ListOffset = 0
 ) -> Response:
-    """List the newest events of a conversation, oldest first. `offset` newer events are left out."""
+    """List the newest events of a conversation, oldest first. Skips the `offset` newest ones."""
     events = await commands.list_events(conversation)
     page, following = cut_page(events[::-1], limit, offset)
     return build_json_response({"events": [asdict(each) for each in reversed(page)], "next": following})
@@ -176,7 +176,7 @@ async def _exchanges(
 ) -> Response:
     """List the newest exchanges (requests and their responses) of a conversation, oldest first.
 
-    `offset` newer exchanges are left out.
+    Skips the `offset` newest ones.
     """
     found = await queries.list_exchanges(conversation, offset + limit + 1)  # one more: is there another page?
     page, following = cut_page(found[::-1], limit, offset)
@@ -242,13 +242,13 @@ async def _compact(conversation: str, commands: CommandsDependency) -> Response:
 
 @router.post("/conversations/{conversation}/undo", response_model=Undone)
 async def _undo(conversation: str, commands: CommandsDependency, settings: SettingsDependency) -> Response:
-    """Undo the newest compaction in use, and drop prepared ones. The response describes the one undone.
+    """Undo the latest compaction, and discard prepared ones. The response describes the undone one.
 
-    A prepared compaction that no request has used yet is not the one that is undone, even if it is newer. The
-    next request is sent with the compaction before, or in full. The proxy does not compact the conversation
-    again until somebody requests a compaction, or until the size of a request reaches the hard mark
-    (`hard_tokens`, by default 90 percent of the usable context window). Then it compacts at once. The request
-    header `x-compaction: bypass` prevents that for one request, and the endpoint `bypass` for all.
+    The undone compaction is the latest that a request has used. The next request uses the compaction before
+    it, or is sent in full. Automatic compaction is paused until a user requests a compaction, or until a
+    request reaches the hard mark (`hard_tokens`, by default 90 percent of the usable context window). To
+    prevent compaction at the hard mark too, send the request header `x-compaction: bypass`, or call the
+    endpoint `bypass` for all requests.
     """
     result = await commands.undo_round(conversation)
     return build_json_response(to_undone(result, estimate_hard_mark(settings.config, result.totals)))

@@ -179,7 +179,7 @@ async def _recent(
 ) -> Response:
     """List the latest events of all conversations, newest first. `failures=true` selects only failures.
 
-    `offset` newer events are left out.
+    Skips the `offset` newest ones.
     """
     found = await queries.list_recent_items(offset + limit + 1, failures=failures)
     page, following = cut_page(found, limit, offset)
@@ -197,9 +197,9 @@ async def _stream(
 ) -> StreamingResponse:
     """Stream events, exchanges and failures of upstreams, as server-sent events (SSE).
 
-    The type of a server-sent event is `compaction` (for any event of a conversation), `exchange`, `upstream`
-    (failures of an upstream), or `lost` (the client read too slowly, so the proxy has left out items). If the
-    header `Last-Event-ID` names an item, the stream begins with the stored items that are newer.
+    The type of a server-sent event is `compaction` (any event of a conversation), `exchange`, `upstream` (a
+    failure of an upstream) or `lost`. The type `lost` means that the client read too slowly and the proxy
+    skipped items. If the header `Last-Event-ID` names an item, the stream begins with the newer stored items.
     """
     await queries.check_store()
     body = stream_events(queries.feed.follow(last_event_id or None), get_api(request).is_stopping)
@@ -375,7 +375,10 @@ _BODY: dict[str, Any] = {
     "properties": {
         "messages": {"type": "array", "items": {"type": "object"}},
         "tools": {"type": "array", "items": {"type": "object"}},
-        "conversation": {"type": "string", "description": "In place of messages: the id of a stored one."},
+        "conversation": {
+            "type": "string",
+            "description": "Id of a stored conversation, instead of `messages`.",
+        },
         "model": {"type": "string", "nullable": True},
         "strategies": {"type": "array", "items": {"type": "string"}},
         "trigger_tokens": _TOKENS,
@@ -446,7 +449,7 @@ def rebuild_messages(
     free = [index for index in range(total) if index not in placed]
     if not total or max(placed, default=0) >= total:
         raise RequestRefusedError(
-            409, "Too little is kept of this conversation: send its messages instead.", "not_kept"
+            409, "The store has too little of this conversation. Send its messages instead.", "not_kept"
         )
     placed |= dict(zip(free, kept, strict=True))
     return _to_wire_messages([placed[index] for index in range(total)])

@@ -60,7 +60,7 @@ def cut_page(rows: Sequence[_Row], limit: int, offset: int) -> tuple[Sequence[_R
 
 API_PATH = "/admin/v1"
 # Message of the response (status 503) to a query or command if the store cannot be used.
-STORE_UNAVAILABLE = "The store cannot be used right now."
+STORE_UNAVAILABLE = "The store is not available."
 
 
 @dataclass(frozen=True, slots=True)

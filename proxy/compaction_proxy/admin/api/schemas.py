@@ -197,43 +197,49 @@ _COUNTER_TYPES: dict[str, Any] = {
 }
 ExchangeLine = _make_schema(
     "ExchangeLine",
-    "An exchange, and what it saved; null: unknown.",
+    "An exchange and its saving. Unknown values are null.",
     {**Exchange.__annotations__, "saving": Saved | None},
 )
 _NEXT_PAGE = "`next` is the `offset` of the next page; null if there is none."
 Exchanges = _make_schema(
     "Exchanges",
-    f"Oldest first. A page has the newest exchanges that are on no page before. {_NEXT_PAGE}",
+    f"Exchanges, oldest first. The first page has the newest ones, the next page older ones. {_NEXT_PAGE}",
     {"exchanges": list[ExchangeLine], "next": int | None},  # type: ignore[valid-type]
 )
 CompactionLine = _make_schema(
-    "CompactionLine", "A round, and what has become of it; null: unknown, or never.", _COMPACTION_TYPES
+    "CompactionLine", "A compaction and its state. Unknown values are null.", _COMPACTION_TYPES
 )
-Compactions = _make_schema("Compactions", "Oldest first.", {"compactions": list[CompactionLine]})  # type: ignore[valid-type]
+Compactions = _make_schema(
+    "Compactions",
+    "The compactions of a conversation, oldest first.",
+    {"compactions": list[CompactionLine]},  # type: ignore[valid-type]
+)
 CompactionDetail = _make_schema(
     "CompactionDetail",
-    "A round, and what it did.",
+    "A compaction with its removed messages, its prompts, and the messages after it.",
     {**_COMPACTION_TYPES, "removed": list[Removed], "prompts": list[Asked], "seen": list[SeenMessage]},  # type: ignore[valid-type]
 )
-FedEvent = _make_schema("FedEvent", "An event; `feed` names it in the stream.", {**_FEED_TYPES, "feed": str})
+FedEvent = _make_schema(
+    "FedEvent", "An event. `feed` is its id in the event stream.", {**_FEED_TYPES, "feed": str}
+)
 FedEvents = _make_schema(
     "FedEvents",
-    f"Newest first. {_NEXT_PAGE}",
+    f"The latest events, newest first. {_NEXT_PAGE}",
     {"events": list[FedEvent], "next": int | None},  # type: ignore[valid-type]
 )
 StatsRow = _make_schema(
-    "StatsRow", "Counters of an hour, a day, a model or a key.", {"of": str, **_COUNTER_TYPES}
+    "StatsRow", "Counters for one hour, day, model or key.", {"of": str, **_COUNTER_TYPES}
 )
 Total = _make_schema("Total", "The sum of all rows.", _COUNTER_TYPES)
 Stats = _make_schema(
     "Stats",
-    f"""What all exchanges come to, in whole hours; dollars are null where no price is known.
+    f"""Sums over all exchanges in whole hours. Amounts in dollars are null if no price is known.
 
     Attributes:
         since: Start of the requested time, in seconds since the epoch.
         until: End of the requested time, in seconds since the epoch.
-        by: What each row sums up.
-        rows: The sums.
+        by: Grouping of the rows, such as `hour` or `model`.
+        rows: The sums of each group.
         total: The sum of all rows.
         {_LIST_PRICES}
     """,
@@ -267,12 +273,12 @@ Round = _make_schema(
 )
 Undone = _make_schema(
     "Undone",
-    """The compaction that an undo has taken back, with the fields of a `Round`, and what follows from that.
+    """The undone compaction, with the fields of a `Round`, and the state of the conversation after the undo.
 
     Attributes:
         dropped: Numbers of the prepared compactions that will not be used either, oldest first.
         remaining: Number of the compaction that is in use again; null if requests are sent in full.
-        hard_tokens: Estimated request size, in tokens, from which a new compaction is made at once; null if
+        hard_tokens: Estimated request size, in tokens, from which the proxy makes a new compaction; null if
             unknown.
     """,
     {
@@ -316,16 +322,16 @@ Conversation = _make_schema(
         rounds: Compactions of the conversation, oldest first.
         pins: Pins of the conversation.
         instructions: Project instructions of the conversation.
-        compact: Whether the next request will be compacted because somebody requested it.
-        suppressed: Whether automatic compactions are off after an undo. A request that would not fit the
-            context window is compacted all the same.
-        hard_tokens: Estimated request size, in tokens, from which a compaction is made in spite of
-            `suppressed`; null if unknown.
+        compact: Whether the next request will be compacted because a user requested it.
+        suppressed: Whether automatic compactions are off after an undo. A request that exceeds the context
+            window is compacted nevertheless.
+        hard_tokens: Estimated request size, in tokens, from which a compaction is made even if `suppressed`
+            is true; null if unknown.
         bypass: Whether requests are forwarded unchanged.
         money: Cost and savings of the conversation; null if no price is known.
         tokens: Tokens that compaction has saved; null if no token count is known.
         {_LIST_PRICES}
-        small_bytes: Size, in bytes, up to which a request passes unread now; null if every request is read.
+        small_bytes: Size, in bytes, up to which requests are not inspected now; null if all are inspected.
         min_trigger: Smallest size, in tokens, at which a request is compacted now; null if none is.
     """,
     {
@@ -385,7 +391,7 @@ ArchivedMessage = _make_schema(
         strategy: Strategy of the compaction.
         at: Time of the compaction, in seconds since the epoch.
         conversation: Conversation in which the compaction was made.
-        turn: Number of the message's turn, from 1; 0 before the first turn; null if unknown.
+        turn: Number of the message's turn, from 1. It is 0 before the first turn, and null if unknown.
         lines: Range of the lines in `text`; null if `text` is the whole message.
     """,
     {
@@ -401,14 +407,14 @@ ArchivedMessage = _make_schema(
 )
 Events = _make_schema(
     "Events",
-    f"Events of a conversation, oldest first. A page has the newest that are on no page before. {_NEXT_PAGE}",
+    f"Events, oldest first. The first page has the newest ones, the next page older ones. {_NEXT_PAGE}",
     {"events": list[Event], "next": int | None},
 )
 Bypass = _make_schema(
     "Bypass", "Whether the conversation's requests are forwarded unchanged.", {"id": str, "bypass": bool}
 )
 Hits = _make_schema(
-    "Hits", "Messages that a search has found, the best match first.", {"hits": list[SearchHit]}
+    "Hits", "Messages that the search found, the best match first.", {"hits": list[SearchHit]}
 )
 Forgotten = _make_schema("Forgotten", "The number of records that were deleted.", {"deleted": int})
 Export = _make_schema(

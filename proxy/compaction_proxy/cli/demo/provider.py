@@ -47,8 +47,8 @@ GARBAGE = b'\x00\xff{"choices":[{"delta":\xfe'
 RULE = "*" * 72
 BANNER = f"""\
 {RULE}
-* DEMO PROVIDER: its answers are scripted, there is no model behind it.
-* Whatever key a client sends is accepted. Not for production.
+* DEMO PROVIDER: its answers are scripted, and it calls no model.
+* It accepts any key. Do not use it in production.
 {RULE}"""
 
 
@@ -351,7 +351,7 @@ class DemoProvider:
             fault = NO_FAULT
         elif fault.status:
             code = "rate_limit_exceeded" if fault.status == 429 else None
-            message = f"The demo provider was told to answer {fault.status}."
+            message = f"The demo provider returns {fault.status}, as requested."
             refusal = Refusal(message, code=code, status=fault.status, kind="server_error")
         status = refusal.status if refusal else 0 if fault.hang else 200
         self._log.append(replace(seen, status=status, code=(refusal.code or "") if refusal else ""))

@@ -220,10 +220,10 @@ async def _play_directly(agent: DemoAgent, say: Say) -> Check:
     for number, turn in enumerate(agent.script.turns, 1):
         last = (await agent.play_turn(turn.user))[-1]
         if last.status != 200:
-            say(f"Sent directly, turn {number} is refused: {last.status} {last.code}.")
+            say(f"Without the proxy, the provider refuses turn {number}: {last.status} {last.code}.")
             is_expected = (last.status, last.code) == (400, OVERFLOW)
-            return is_expected, f"sent directly, the conversation ends at turn {number}: {last.code}"
-    return False, "sent directly, the conversation never met the window"
+            return is_expected, f"without the proxy, the conversation fails at turn {number}: {last.code}"
+    return False, "without the proxy, the conversation did not reach the context window"
 
 
 async def _play_through_proxy(
@@ -271,7 +271,7 @@ def _describe_exchange(exchange: AgentExchange) -> str:
         case "reused":
             return f"summary of round {headers['x-compaction-round']} reused"
         case "scheduled":
-            return "the next round is prepared behind the answer"
+            return "next compaction prepared after the answer"
         case "none":
             return ""
         case status:
@@ -301,8 +301,8 @@ def _check_facts(script: DemoScript, last: SeenRequest) -> Check:
     before = texts[: texts.index(question)] if question in texts else texts[:-1]
     lost = [name for name, fact in script.facts.items() if not any(fact in text for text in before)]
     if lost:
-        return False, f"lost on the way: {', '.join(lost)}"
-    return True, f"the model still sees what was said in turns 1 to 3: {', '.join(script.facts)}"
+        return False, f"the model no longer sees these facts: {', '.join(lost)}"
+    return True, f"the model still sees the facts of turns 1 to 3: {', '.join(script.facts)}"
 
 
 def _check_answers(agent: DemoAgent, exchanges: Sequence[AgentExchange]) -> Check:
@@ -310,14 +310,14 @@ def _check_answers(agent: DemoAgent, exchanges: Sequence[AgentExchange]) -> Chec
     sent_turns = sum(message["role"] == "user" for message in agent.history)
     statuses = sorted({exchange.status for exchange in exchanges})
     requests = f"{len(exchanges)} requests, status {', '.join(map(str, statuses))}"
-    text = f"through the proxy, {sent_turns} of {turns} turns were answered ({requests})"
+    text = f"with the proxy, {sent_turns} of {turns} turns were answered ({requests})"
     return sent_turns == turns and statuses == [200], text
 
 
 def _check_window(log: Sequence[SeenRequest]) -> Check:
     size = max(seen.prompt_tokens + seen.output_tokens for seen in log)
     is_ok = size <= WINDOW_TOKENS and all(seen.code != OVERFLOW for seen in log)
-    text = f"nothing went over the window of {WINDOW_TOKENS:,} tokens (largest: {size:,}, answer included)"
+    text = f"no request exceeded the window of {WINDOW_TOKENS:,} tokens (largest: {size:,}, with the answer)"
     return is_ok, text
 
 
@@ -328,7 +328,7 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
     async with httpx.AsyncClient(transport=EngineTransport(NativeEngine())) as http:
         direct = await _play_directly(DemoAgent(http, direct_url, script, build_opening(script)), say)
         direct_requests = len(provider.log)
-        say("The same through the proxy:")
+        say("The same conversation with the proxy:")
         say("")
         wait_until_quiet = partial(_wait_until_quiet, asyncio.all_tasks())
         agent = DemoAgent(http, proxy_url, script, build_opening(script), wait_until_quiet)
@@ -338,8 +338,8 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
     summaries = sum(seen.model == SUMMARY_MODEL for seen in log)
     say("")
     say(
-        f"In all the client sent {client_tokens:,} tokens and the provider read {read_tokens:,} "
-        f"({1 - read_tokens / client_tokens:.0%} less), {summaries} summary calls included."
+        f"In total, the client sent {client_tokens:,} tokens and the provider read {read_tokens:,} "
+        f"({1 - read_tokens / client_tokens:.0%} less), including {summaries} summary calls."
     )
     say("")
     last = [seen for seen in log if seen.model == AGENT_MODEL][-1]
@@ -349,7 +349,7 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
         _check_answers(agent, exchanges),
         _check_facts(script, last),
         _check_window(log),
-        (is_whole, f"the client's own history is whole and unchanged ({len(agent.history)} messages)"),
+        (is_whole, f"the client's own history is complete and unchanged ({len(agent.history)} messages)"),
     ]
     for is_ok, text in checks:
         say(f"{'ok  ' if is_ok else 'FAIL'}  {text}")
@@ -357,7 +357,8 @@ async def _play_demo(provider: DemoProvider, direct_url: str, proxy_url: str, sa
 
 
 async def _wait_forever(provider_url: str, proxy_url: str, dashboard: str) -> None:
-    print(f"\nStill running; Ctrl-C ends it.\nprovider: {provider_url}/v1\nproxy:    {proxy_url}/v1")
+    print("\nThe proxy and the provider keep running. Press Ctrl+C to stop them.")
+    print(f"provider:  {provider_url}/v1\nproxy:     {proxy_url}/v1")
     print(f"dashboard: {dashboard}\n")
     print(f"export OPENAI_BASE_URL={proxy_url}/v1 OPENAI_API_KEY=demo\n")
     body = f'{{"model":"{AGENT_MODEL}","messages":[{{"role":"user","content":"Hello"}}]}}'

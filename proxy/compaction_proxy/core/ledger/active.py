@@ -26,6 +26,9 @@ from compaction_proxy.core.message import Message
 # For each of its words, a new statement is compared with at most this many of the newest statements that
 # contain the word. The limit keeps the time linear in the number of statements.
 MAX_COMPARED = 64
+# The values of at most this many statements that were replaced, the newest, are looked for in all statements
+# in force. The limit keeps the time linear in the number of statements.
+MAX_REPLACED_STATEMENTS = 1_000
 # Number of leading characters of a message that are searched for words that close an earlier request, such as
 # "never mind".
 CLOSING_CHARACTERS = 80
@@ -178,7 +181,8 @@ class SupersededStatements:
 
     Attributes:
         texts_by_message: The statements word for word, by the index of their message.
-        values: Values, in lower case, that these statements contain and that no statement in force contains.
+        values: Values, in lower case, that the newest of these statements contain
+            (`MAX_REPLACED_STATEMENTS`) and that no statement in force contains.
     """
 
     texts_by_message: Mapping[int, tuple[str, ...]]
@@ -357,7 +361,8 @@ class ActiveStatements:
         texts: defaultdict[int, list[str]] = defaultdict(list)
         for spoken in replaced:
             texts[self._message_indices[spoken.turn]].append(spoken.statement.text)
-        values = {value for spoken in replaced for _, value in spoken.statement.values}
+        newest = replaced[-MAX_REPLACED_STATEMENTS:]
+        values = {value for spoken in newest for _, value in spoken.statement.values}
         valid = " ".join(spoken.statement.text for spoken in standing).casefold() if values else ""
         return SupersededStatements(
             {at: tuple(each) for at, each in texts.items()},

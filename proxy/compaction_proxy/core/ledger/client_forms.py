@@ -77,6 +77,7 @@ _FILE_AND_MAP_FORMS = (
     ),
 )
 _REPLIES = frozenset(pair.answer_text for pair in _FILE_AND_MAP_FORMS)
+_MAX_REPLY_CHARACTERS = max(map(len, _REPLIES))
 _OPENINGS = tuple(dict.fromkeys(pair.user_text for pair in _FILE_AND_MAP_FORMS))
 # The message in which aider shows files is searched for among this many last messages. Only the current turn
 # follows that message: a few replies of the model, and the messages that aider sends back to the model.
@@ -124,9 +125,13 @@ def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
     """
     examples = _find_examples(messages)
     gone = {k for k in range(len(messages)) if _begins_client_pair(messages, k, _FILE_AND_MAP_FORMS)}
-    gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and each.text in _REPLIES}
+    gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and _is_reply(each.text)}
     gone |= set(range(examples.start, examples.stop))
     return [each for k, each in enumerate(messages) if k not in gone]
+
+
+def _is_reply(text: str) -> bool:
+    return len(text) <= _MAX_REPLY_CHARACTERS and text in _REPLIES  # the hash of a long text takes long
 
 
 def _find_examples(messages: Sequence[Message]) -> Span:

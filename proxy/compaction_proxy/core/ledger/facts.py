@@ -468,7 +468,7 @@ def collect_facts(
     found: dict[tuple[str, str], ObservedFact] = {}
     # For each fact, the values of `MessageFact.owner_key` in all messages that show it. A newer value with
     # the same key removes an older value only if the older value has no other key.
-    owner_keys: dict[tuple[str, str], frozenset[str]] = {}
+    owner_keys: dict[tuple[str, str], set[str]] = {}
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):
         message = messages[at]
@@ -484,5 +484,5 @@ def collect_facts(
             seen = found.pop(key, None) or ObservedFact(kind, text, at)
             deeds = tuple(each for each in _OPERATION_ORDER if each in {*seen.operations, deed})
             found[key] = ObservedFact(kind, text, at, deeds, seen.name or name)
-            owner_keys[key] = owner_keys.get(key, frozenset()) | {thing}
+            owner_keys.setdefault(key, set()).add(thing)
     return tuple(each for each in found.values() if each.text)

@@ -247,7 +247,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def close_with_error(self) -> None:
         """Closes the socket now. If a response is expected or incomplete, it ends with a `ReadError`."""
         if self._response is not None:
-            self._response.set_exception(httpx.ReadError("the engine was closed"))
+            self._response.set_exception(httpx.ReadError("the client was closed"))
         self.close()
 
     def close(self) -> None:
@@ -307,7 +307,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if due > now + TIMER_SLACK_S:
             self._schedule_timeout_check(due)
         else:
-            self._response.set_exception(httpx.ReadTimeout("nothing came in time"))
+            self._response.set_exception(httpx.ReadTimeout("no data arrived in time"))
 
     # Callbacks of the event loop.
 
@@ -364,7 +364,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if parser.is_complete:
             self._finish_exchange(reusable=valid and parser.is_reusable)
         elif not valid:
-            answer.set_exception(httpx.RemoteProtocolError("the answer is no valid HTTP/1.1"))
+            answer.set_exception(httpx.RemoteProtocolError("the response is not valid HTTP/1.1"))
 
     def eof_received(self) -> None:
         """Treats the end of the upstream's data as the end of the connection."""
@@ -387,6 +387,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if self._has_served and not self._has_received_data:
             return UnansweredError()
         if exc is None:
-            return httpx.RemoteProtocolError("the connection ended before the answer")
+            return httpx.RemoteProtocolError("the connection ended before the response")
         error_class = httpx.WriteError if self._upload is not None else httpx.ReadError
         return error_class(type(exc).__name__)

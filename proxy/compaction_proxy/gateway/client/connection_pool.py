@@ -138,7 +138,7 @@ class NativeEngine:
 
     def _add_origin(self, name: str) -> _OriginPool:
         if self._closed:
-            raise httpx.ConnectError("the engine is closed")
+            raise httpx.ConnectError("the client is closed")
         origin = _OriginPool(resolve_route(name, self._proxies), ConnectionPool(self._idle_expiry_s))
         self._origins[name] = origin
         return origin
@@ -148,7 +148,7 @@ class NativeEngine:
             origin.route, self._tls, lambda: UpstreamConnection(origin.pool, self._buffer), limit_s
         )
         if self._closed:
-            raise httpx.ConnectError("the engine is closed")
+            raise httpx.ConnectError("the client is closed")
         return connection
 
     async def aclose(self) -> None:

@@ -34,11 +34,13 @@ class _TunnelProtocol(asyncio.Protocol):
         if b"\r\n\r\n" in self._head:
             self.response_head.set_result(self._head)
         elif len(self._head) > MAX_TUNNEL_HEAD_BYTES:
-            self.response_head.set_exception(httpx.ProxyError("the proxy's answer is too long"))
+            self.response_head.set_exception(
+                httpx.ProxyError("the response of the outgoing proxy is too long")
+            )
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         if not self.response_head.done():
-            self.response_head.set_exception(httpx.ProxyError("the proxy hung up"))
+            self.response_head.set_exception(httpx.ProxyError("the outgoing proxy closed the connection"))
 
 
 async def open_connection(
@@ -72,7 +74,7 @@ async def open_connection(
                 return connection
             return await _connect_through_tunnel(route, route.proxy, tls, protocol_factory)
     except TimeoutError as error:
-        raise httpx.ConnectTimeout("no connection in time") from error
+        raise httpx.ConnectTimeout("the connection timed out") from error
     except (OSError, ValueError) as error:  # ValueError: the host is no valid name
         raise httpx.ConnectError(type(error).__name__) from error
 
@@ -172,7 +174,7 @@ async def _connect_through_tunnel(
         )
         head = await tunnel.response_head
         if head[9:10] != b"2" or not head.endswith(b"\r\n\r\n"):
-            raise httpx.ProxyError(f"the proxy answered {head[9:12].decode('latin-1')}")
+            raise httpx.ProxyError(f"the outgoing proxy answered {head[9:12].decode('latin-1')}")
         connection = protocol_factory()
         tls_transport = await loop.start_tls(transport, connection, tls, server_hostname=route.origin.host)
         if tls_transport is None:

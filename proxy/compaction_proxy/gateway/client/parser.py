@@ -2,7 +2,7 @@
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-# The parser refuses a response that exceeds one of the three limits below. This one is the most bytes in a
+# The parser refuses a response that exceeds one of the three limits below. This one is the limit bytes in a
 # row that may contain no body data. Such bytes are the status line, header fields, chunk extensions and
 # trailers.
 MAX_FRAMING_BYTES = 262_144

@@ -90,7 +90,7 @@ class NativeResponse:
     async def aclose(self) -> None:
         """Closes the connection if the response is not complete. Otherwise does nothing."""
         if self._source is not None:
-            self.set_exception(httpx.ReadError("the answer is closed"))
+            self.set_exception(httpx.ReadError("the response is closed"))
 
     async def _wait_for_more(self) -> None:
         self._waiter = waiter = self._loop.create_future()

@@ -126,5 +126,5 @@ def encode_request_head(request: HttpRequest, route: OriginRoute) -> bytes:
     lines = 3 + len(fields) + bool(route.extra_header_lines) + bool(framing)
     is_intact = data.count(b"\n") == lines == data.count(b"\r") and data.find(b"\0") < 0
     if not is_intact or request.target.find(b" ") >= 0 or " " in request.method:
-        raise httpx.LocalProtocolError("a field holds what would end its line")
+        raise httpx.LocalProtocolError("a header field contains a line break")
     return data

@@ -23,6 +23,7 @@ from compaction_proxy.gateway.identity import IdentityResolver
 from compaction_proxy.gateway.mcp.tools import NOT_INSTALLED, McpToolResult, McpToolRunner
 from compaction_proxy.recall.tool import RecallContext
 from compaction_proxy.support.log_events import AGENT_NOT_ANSWERED
+from compaction_proxy.support.offload import WORK_OWNER
 from compaction_proxy.telemetry.logs import suppress_and_log
 
 # The module that uses the MCP library to answer requests.
@@ -31,7 +32,7 @@ SERVER = "compaction_proxy.gateway.mcp.server"
 # tool is much shorter.
 MAX_BODY_BYTES = 1024 * 1024
 SOURCE = "mcp"
-CRASH_MESSAGE = "The proxy failed at this call."
+CRASH_MESSAGE = "The proxy failed to process this call."
 
 
 class McpEndpoint:
@@ -74,18 +75,19 @@ class McpEndpoint:
         headers = self._clients.authorize_request(scope["headers"], build_header_map(scope["headers"]))
         if scope["method"] != "POST":
             raise RequestRefusedError(
-                405, "Only POST is answered here: no session is kept.", "method_not_allowed"
+                405, "Only POST is allowed, because the server keeps no sessions.", "method_not_allowed"
             )
         async with self._admission.admit_request() as hold:
             header_map = build_header_map(headers)
             if header_map.get(b"content-encoding", b"identity").strip().lower() != b"identity":
-                raise RequestRefusedError(415, "The body must not be encoded.", "encoded")
+                raise RequestRefusedError(415, "The request body must not be compressed.", "encoded")
             body = await read_body(scope, receive, self._most_bytes, hold)
             try:
                 server = await asyncio.to_thread(import_module, SERVER)
             except ModuleNotFoundError:  # the MCP library, or a module that it needs, is missing
                 raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
             identity = self._identity_resolver.identify_client(headers)
+            WORK_OWNER.set(identity.tenant)
             context = RecallContext(identity.tenant, identity.conversation, source=SOURCE)
             call = partial(self._call_tool, context)
             with while_connected(scope):

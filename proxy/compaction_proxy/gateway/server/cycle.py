@@ -49,7 +49,7 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     """
     block = b"\r\n".join([*map(b": ".join, fields), b""])
     if not block.count(b"\r") == block.count(b"\n") == len(fields) or block.find(b"\0") >= 0:
-        raise ValueError("a header field holds what would end its line")
+        raise ValueError("a header field contains a line break")
     return block
 
 
@@ -247,7 +247,7 @@ class RequestResponseCycle:
             self._start_response(message["status"], message.get("headers", ()))
             self._connection.loop.call_soon(self._flush_head)
         else:
-            raise RuntimeError(f"it is not the turn of {kind}")
+            raise RuntimeError(f"unexpected event {kind}")
 
     def _start_response(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
         """Encodes the status line and the header fields of the response, but does not send them yet."""

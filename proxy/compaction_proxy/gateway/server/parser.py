@@ -14,7 +14,7 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# A request that exceeds one of the three limits below is refused with status 431. This one is the most bytes
+# A request that exceeds one of the three limits below is refused with status 431. This one is the limit bytes
 # that the request line and the header fields may have together.
 MAX_HEAD_BYTES = 65_536
 # The most header fields that a request may have.
@@ -26,12 +26,12 @@ MAX_FRAMING_BYTES = 262_144
 _MAX_CACHED_TARGET_BYTES = 256
 # The header fields whose values the parser itself checks or needs.
 _FRAMING_FIELDS = frozenset({b"host", b"expect", b"content-length", b"transfer-encoding"})
-_INVALID = RequestRefusedError(400, "This is no valid HTTP/1.1 request.", "invalid_http")
-_NO_HOST = RequestRefusedError(400, "The request names no host, or several.", "invalid_http")
+_INVALID = RequestRefusedError(400, "The request is not valid HTTP/1.1.", "invalid_http")
+_NO_HOST = RequestRefusedError(400, "The request must have exactly one Host header.", "invalid_http")
 _UNKNOWN_CODING = RequestRefusedError(
-    501, "No transfer coding but chunked is understood.", "unsupported_transfer_coding"
+    501, "Only the transfer coding `chunked` is supported.", "unsupported_transfer_coding"
 )
-_HEAD_TOO_LARGE = RequestRefusedError(431, "The request's header is too large.", "header_too_large")
+_HEAD_TOO_LARGE = RequestRefusedError(431, "The header of the request is too large.", "header_too_large")
 
 
 class _RejectedRequestError(Exception):

@@ -102,7 +102,7 @@ async def _serve_socket(server: uvicorn.Server, listener: socket.socket) -> None
     try:
         await server.serve(sockets=[listener])
     except SystemExit:
-        raise ProxyError("the application did not start; the log says why") from None
+        raise ProxyError("the application did not start; see the log") from None
 
 
 async def run_server(server: uvicorn.Server, listener: socket.socket, on_started: Callable[[], None]) -> None:

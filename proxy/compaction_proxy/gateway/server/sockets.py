@@ -61,11 +61,11 @@ def build_tls_context(certificate: str, key: str) -> ssl.SSLContext:
     except ssl.SSLError as error:
         why = (error.reason or "unreadable").replace("_", " ").lower()
         raise ConfigError(
-            f"server.tls_key: no key without a password to server.tls_certificate: {why}"
+            f"server.tls_key: the key must match server.tls_certificate and have no password: {why}"
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"server.tls_certificate, server.tls_key: cannot be read: {error.strerror}"
+            f"server.tls_certificate, server.tls_key: cannot read the file: {error.strerror}"
         ) from None
     outdated = _find_date_error(context, certificate)
     if outdated is not None:
@@ -123,7 +123,7 @@ def listen(host: str, port: int, *, share_port: bool = False) -> socket.socket:
             the `OSError`.
     """
     if not 0 <= port <= MAX_PORT:  # the resolver would use only the last 16 bits
-        raise ConfigError(f"server.port: cannot listen on {host}:{port}: ports end at {MAX_PORT}")
+        raise ConfigError(f"server.port: cannot listen on {host}:{port}: the largest port is {MAX_PORT}")
     try:
         addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = addresses[0]

@@ -22,7 +22,7 @@ SWEEP_INTERVAL_S = 1.0
 # `ClientDeadlines.body_s` seconds. Below it, the request is refused with status 408. Otherwise a client that
 # sends a byte now and then could occupy a request slot without end. Apache demands the same rate.
 MIN_BODY_BYTES_PER_S = 500
-_BODY_TIMEOUT = RequestRefusedError(408, "The request body did not come in time.", "request_timeout")
+_BODY_TIMEOUT = RequestRefusedError(408, "The request body did not arrive in time.", "request_timeout")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def _to_milliseconds(ttl_s: float) -> int:
 
 def _check_sizes(items: _Items) -> None:
     if any(len(item.value) > MAX_VALUE_BYTES for item in items):
-        raise StoreUnavailableError("store-too-large", f"a value takes more than {MAX_VALUE_BYTES} bytes")
+        raise StoreUnavailableError("store-too-large", f"a value is larger than {MAX_VALUE_BYTES} bytes")
 
 
 def _is_in_tenant_scope(key: str) -> bool:

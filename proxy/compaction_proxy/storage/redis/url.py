@@ -135,11 +135,9 @@ def _split_url(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise _build_error(
-            "the host cannot be read; percent-encode special characters of a password"
-        ) from None
+        raise _build_error("the host is invalid; percent-encode special characters in a password") from None
     if parts.fragment or "#" in url:
-        raise _build_error("a # must be percent-encoded (%23)")
+        raise _build_error("percent-encode the character # (%23)")
     return parts
 
 
@@ -147,27 +145,27 @@ def _parse_options(query: str, kind: RedisKind, *, tls: bool) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError:
-        raise _build_error("options are name=value, joined by &") from None
+        raise _build_error("write options as name=value, joined by &") from None
     for name, _ in pairs:
         if kind not in _OPTIONS.get(name, ()):
             known = ", ".join(sorted(option for option, kinds in _OPTIONS.items() if kind in kinds))
-            raise _build_error(f"{name!r} is no option here; there are {known}")
+            raise _build_error(f"{name!r} is not an option of this URL; the options are {known}")
         if name.startswith("ssl_") and not tls:
-            raise _build_error(f"{name!r} needs TLS, so rediss in place of redis")
+            raise _build_error(f"{name!r} needs TLS; use rediss instead of redis")
     if len(dict(pairs)) != len(pairs):
-        raise _build_error("an option is given twice")
+        raise _build_error("an option appears twice")
     return dict(pairs)
 
 
 def _parse_number(text: str, option: str, minimum: int) -> int:
     if not text.isdecimal() or not minimum <= int(text) <= 65_535:
-        raise _build_error(f"{option} is a whole number from {minimum}")
+        raise _build_error(f"{option} must be a whole number of at least {minimum}")
     return int(text)
 
 
 def _check_prefix(text: str) -> str:
     if "{" in text or "}" in text:
-        raise _build_error("prefix must not hold braces: they decide where a cluster keeps a key")
+        raise _build_error("prefix must not contain braces, because a cluster uses them to place keys")
     return text
 
 
@@ -179,19 +177,19 @@ def _parse_path(kind: RedisKind, path: str, database: str) -> tuple[str, int]:
     """
     if kind == "unix":
         if path in {"", "/"}:
-            raise _build_error("name a socket, as in redis+unix:///run/redis.sock")
+            raise _build_error("add the path of the socket, as in redis+unix:///run/redis.sock")
         return unquote(path), _parse_number(database or "0", "db", 0)
     first, _, rest = path.removeprefix("/").partition("/")
     if kind == "sentinel":
         if not first:
-            raise _build_error(
-                "name the service that the sentinels watch, as in redis+sentinel://host/mymaster"
-            )
+            raise _build_error("add the service name, as in redis+sentinel://host/mymaster")
         return unquote(first), _parse_number(rest or "0", "the database", 0)
     number = _parse_number(first or "0", "the database", 0)
     if rest or (kind == "cluster" and number):
         raise _build_error(
-            "a cluster has only database 0" if kind == "cluster" else "the path is a database's number"
+            "a cluster supports only database 0"
+            if kind == "cluster"
+            else "the path must be the number of a database"
         )
     return "", number
 
@@ -199,7 +197,7 @@ def _parse_path(kind: RedisKind, path: str, database: str) -> tuple[str, int]:
 def _parse_nodes(kind: RedisKind, hosts: str) -> tuple[tuple[str, int], ...]:
     if kind == "unix":
         if hosts:
-            raise _build_error("a socket has no host: three slashes before its path")
+            raise _build_error("a socket URL has no host; write three slashes before its path")
         return ()
     names = hosts.split(",")
     if kind == "standalone" and len(names) > 1:
@@ -213,17 +211,17 @@ def _parse_node(text: str, port: int) -> tuple[str, int]:
         host, number = text, str(port)
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise _build_error("a host is missing")
+        raise _build_error("the host is missing")
     return host, _parse_number(number, "a port", 1)
 
 
 def _parse_tls_options(options: Mapping[str, str]) -> Mapping[str, str | bool]:
     kwargs: dict[str, str | bool] = {name: text for name, text in options.items() if name.startswith("ssl_")}
     if kwargs.get("ssl_cert_reqs", "none") not in {"required", "optional", "none"}:
-        raise _build_error("ssl_cert_reqs is one of required, optional, none")
+        raise _build_error("ssl_cert_reqs must be required, optional or none")
     if "ssl_check_hostname" in kwargs:
         if kwargs["ssl_check_hostname"] not in {"true", "false"}:
-            raise _build_error("ssl_check_hostname is true or false")
+            raise _build_error("ssl_check_hostname must be true or false")
         kwargs["ssl_check_hostname"] = kwargs["ssl_check_hostname"] == "true"
     if kwargs.get("ssl_cert_reqs") == "none":  # an unverified certificate proves no host name
         kwargs["ssl_check_hostname"] = False

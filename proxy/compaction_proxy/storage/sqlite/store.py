@@ -273,7 +273,7 @@ class SqliteStore:
         """
         needed = sum(len(item.key) + len(item.value) for item in items)
         if needed > self._max_bytes:
-            raise StoreUnavailableError("store-too-large", "more than the store may hold")
+            raise StoreUnavailableError("store-too-large", "more than the store can contain")
         if abs(now - self._swept_at) >= _SWEEP_EVERY_S and _sweep_expired(db, now):
             self._swept_at = now
         _evict_until_fits(db, self._max_bytes - needed)

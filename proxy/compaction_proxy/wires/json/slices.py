@@ -24,6 +24,8 @@ from compaction_proxy.core.errors import UnreadableBodyError
 # The proxy processes long JSON in pieces of about this many bytes, and long base64 text in pieces of this
 # many characters. The number is a multiple of four, because base64 is decoded in groups of four characters.
 PIECE_BYTES = 64 * 1024
+# `contains_bytes` searches this many bytes at a time, which takes less than a millisecond.
+SEARCHED_BYTES = 1024 * 1024
 # If a piece of JSON has more than one escape per `BYTES_PER_ESCAPE` bytes, `mask_escapes` replaces its
 # escapes, because a decoder would take more than twice as long for it as for a piece without escapes. A
 # numeric escape, such as `\u00e9`, counts as `NUMERIC_ESCAPE_WEIGHT` escapes, because a decoder takes longer
@@ -75,6 +77,15 @@ def _find_cut(raw: bytes, start: int, stop: int) -> int:
         if raw[back] & _CONTINUATION_MASK != _CONTINUATION:
             return back
     return stop
+
+
+def contains_bytes(raw: bytes, wanted: bytes) -> bool:
+    """Returns whether `raw` contains `wanted`. Searches one part of long bytes after the other."""
+    overlap = len(wanted) - 1
+    return any(
+        raw.find(wanted, start, start + SEARCHED_BYTES + overlap) >= 0
+        for start in range(0, len(raw), SEARCHED_BYTES)
+    )
 
 
 def mask_escapes(raw: bytes, *, mask_all: bool = False) -> bytes | bytearray:

@@ -14,7 +14,13 @@ from typing import Any, Final, NamedTuple
 from compaction_proxy.core.errors import UnreadableBodyError
 from compaction_proxy.core.message import Message
 from compaction_proxy.wires.body import decode_small_json
-from compaction_proxy.wires.json.slices import Slice, find_members, read_member, split_elements
+from compaction_proxy.wires.json.slices import (
+    Slice,
+    contains_bytes,
+    find_members,
+    read_member,
+    split_elements,
+)
 from compaction_proxy.wires.json.values import as_object, as_string
 from compaction_proxy.wires.project_instructions import starts_like_instructions
 from compaction_proxy.wires.responses.messages import (
@@ -49,7 +55,7 @@ def has_trigger(raw: bytes) -> bool:
 
     If the result is False, the body certainly has no such item.
     """
-    return _TRIGGER_BYTES in raw
+    return contains_bytes(raw, _TRIGGER_BYTES)
 
 
 def may_have_token(raw: bytes) -> bool:
@@ -57,7 +63,7 @@ def may_have_token(raw: bytes) -> bool:
 
     If the result is False, the body certainly contains no such item.
     """
-    return _PREFIX_BYTES in raw
+    return contains_bytes(raw, _PREFIX_BYTES)
 
 
 def parse_triggered_request(raw: bytes) -> TriggeredRequest | None:
