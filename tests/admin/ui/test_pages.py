@@ -140,10 +140,10 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             "Covers 3 of 4 summary calls. For the others, the price or the token count is not known.",
             "Latest request in these figures: 18 Nov 11:06:20",
             f"4.1M → 1.7M {FEWER}",
-            "Time added by the proxy 1.8 ms Median of a request that did not wait for a round. p95: 6.0 ms",
-            "2 requests waited for a round. Median: 5.0 s",
+            "Time added by the proxy 1.8 ms Median of a request that did not wait for a compaction. p95: 6.0",
+            "2 requests waited for a compaction. Median: 5.0 s",
             "Failed open 2 of 9,311 requests went on without a compaction that was due: the store 2 (store-",
-            "failed). Earlier compactions still applied to 1 of them. The others were sent as they came.",
+            "failed). Earlier compactions still applied to 1 of them. The others were sent unchanged.",
             "local 9,311 4.1M of 9,300 requests 1.7M n/a n/a",
             "18 Nov 11:00:00 9,311 3 4,100,000 of 9,300 requests 1,700,000 1,200,000 4 6.0 ms $20.50 $12.41",
         ):  # fmt: skip
@@ -217,7 +217,7 @@ async def test_a_search_that_finds_nothing_says_how_a_session_is_found() -> None
     async with pages(FakeAdmin({**NOTHING})) as client:
         searched = Read((await client.get("/ui/conversations?q=invoice")).text).text
         filtered = Read((await client.get("/ui/conversations?model=invoice")).text).text
-    assert "Nothing found for “invoice” Enter a client's own session id in full" in searched
+    assert "Nothing found for “invoice” Enter the client's own session id in full" in searched
     assert "session.store_names" not in filtered
 
 
@@ -309,7 +309,7 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
     }  # fmt: skip
     assert (chart["x"], chart["marks"], chart["places"]) == ([1, 2], [None, 1], [None, PLACE])
     assert (
-        "18 Nov 11:06:40 earlier round used: above trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200 req-7"
+        "18 Nov 11:06:40 earlier compaction used: above trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200"
         in page.text
     )
     assert "33k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
@@ -552,7 +552,9 @@ async def test_the_page_says_which_round_was_undone_offers_to_redo_it_and_says_w
         page = Read((await client.get(f"{ONE}?done=undo")).text).text
     assert "Round 1 of anchored, made 18 Nov 11:06:40 , is undone." in page
     assert "Redo Round 1 of anchored" in page
-    assert "The next request is sent in full, unless it has more than about" in page
+    assert (
+        "The next request is sent in full. Compaction is paused, except when a request exceeds about" in page
+    )
     assert "x-compaction: bypass" in page
     assert "Round 1 of anchored undone" in page
 
@@ -601,14 +603,14 @@ async def test_the_list_names_conversations_where_names_are_stored_and_says_how_
     assert "set session.store_names and session.store_titles to true" in plain
     assert "Fix the build s-1 · gpt-5.6 · c_01234567…" in shown
     assert "n/a" not in shown
-    assert "earlier round used" in shown
+    assert "earlier compaction used" in shown
 
 
 async def test_a_transcript_says_which_round_removed_a_message_and_which_messages_were_kept() -> None:
     async with pages(FakeAdmin(sample())) as client:
         page = Read((await client.get(f"{ONE}/transcript")).text)
     assert (
-        "Kept by every round user 1 And now? Removed by Round 1 of anchored 18 Nov 11:06:40 user 2"
+        "Kept by every compaction user 1 And now? Removed by Round 1 of anchored 18 Nov 11:06:40 user 2"
         in page.text
     )
     assert f"{ONE}/messages/m_2" in links(page)
@@ -634,8 +636,8 @@ async def test_failures_of_compactions_are_grouped_counted_and_filtered() -> Non
         one = Read((await client.get("/ui/failures?kind=failed&model=m")).text).text
         none = Read((await client.get("/ui/failures?model=unused&kind=over-limit")).text).text
     assert "Compaction 3 events Failed open 2 times" in every
-    assert "No round made 1 time the summary did not come" in every
-    assert "Compaction 1 event No round made 1 time" in one
+    assert "Compaction failed 1 time the summary was not ready" in every
+    assert "Compaction 1 event Compaction failed 1 time" in one
     assert "Failed open 2 times" not in one
     assert "Upstream 1,207 requests" not in one
     assert "No such failure" in none

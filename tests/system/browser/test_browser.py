@@ -314,7 +314,7 @@ async def test_bypass_resume_and_undo_are_done_and_said(scene: Scene) -> None:
     async with scene.looking(390) as page:
         await page.goto(f"/ui/conversations/{scene.id}")
         for button, said in (
-            ("Bypass", "Bypassed: the proxy sends requests as they come"),
+            ("Bypass", "Bypassed: the proxy sends requests unchanged"),
             ("Resume", "This conversation is compacted again."),
         ):
             await page.get_by_role("button", name=button).click()

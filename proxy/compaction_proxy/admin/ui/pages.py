@@ -92,10 +92,10 @@ SORTS: Mapping[Sort, str] = {
 AGES = {"": "Any time", "1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
 # Maps each status of a request to what the proxy did with the request.
 STATUS_TEXTS: Mapping[str, str] = {
-    CompactionStatus.NONE: "sent as it came",
-    CompactionStatus.REUSED: "earlier round used",
+    CompactionStatus.NONE: "sent unchanged",
+    CompactionStatus.REUSED: "earlier compaction used",
     CompactionStatus.APPLIED: "compacted now",
-    CompactionStatus.SCHEDULED: "next round being prepared",
+    CompactionStatus.SCHEDULED: "next compaction being prepared",
     CompactionStatus.SHADOW: "report only",
     CompactionStatus.BYPASSED: "bypassed",
     CompactionStatus.FAILED_OPEN: "compaction failed, request sent",
@@ -117,7 +117,7 @@ SCOPES = {"conversation": "this conversation", "tenant": "all conversations of t
 # The state of a conversation, which its page always shows, confirms the other actions.
 ACTION_MESSAGES = {
     "resume": "This conversation is compacted again.",
-    "pin": "The text is pinned. Every round keeps it word for word.",
+    "pin": "The text is pinned. Every compaction keeps it word for word.",
     "unpin": "The text is no longer pinned.",
     "remove": "The proxy leaves out these instructions from the next request that it rewrites.",
     "restore": "The proxy keeps these instructions again.",
@@ -834,7 +834,7 @@ def build_example() -> str:
             {"role": "tool", "tool_call_id": f"call_{number}", "content": "\n".join(lines)},
             {
                 "role": "assistant",
-                "content": f"Line {7 * number} of {path} rounds twice. Round once, at the end.",
+                "content": f"Line {7 * number} of {path} is wrong twice. Correct it at the end.",
             },
         ]
     return json.dumps(messages, indent=1)
@@ -900,7 +900,7 @@ def _split_transcript(text: bytes) -> dict[str, bytes]:
     try:
         found = find_members(text)
     except (UnreadableBodyError, RecursionError) as error:
-        raise _build_refusal("The transcript is no JSON.") from error
+        raise _build_refusal("The transcript is not JSON.") from error
     if "messages" not in found:
         raise _build_refusal("The transcript is neither a list of messages nor a request with messages.")
     return {name: text[found[name].start : found[name].stop] for name in _TRANSCRIPT_FIELDS if name in found}
