@@ -553,7 +553,7 @@ async def test_the_page_says_which_round_was_undone_offers_to_redo_it_and_says_w
     assert "Round 1 of anchored, made 18 Nov 11:06:40 , is undone." in page
     assert "Redo Round 1 of anchored" in page
     assert (
-        "The next request is sent in full. Compaction is paused, except when a request exceeds about" in page
+        "The next request is sent in full. Compaction is paused, except when a request exceeds" in page
     )
     assert "x-compaction: bypass" in page
     assert "Round 1 of anchored undone" in page
