@@ -45,7 +45,7 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
-DESKTOP, PHONE = (1280, 860), (390, 844)
+DESKTOP, PHONE = (1440, 900), (390, 844)
 LOOKS = (("", DESKTOP, "light"), ("-dark", DESKTOP, "dark"), ("-phone", PHONE, "light"))
 MAX_PICTURE_BYTES = 150_000
 # Pixels of a picture for one of the page.
@@ -82,6 +82,7 @@ server: {admin_key: none}
 upstream: {base_url: "%(upstream)s/v1"}
 store: {url: "sqlite:///%(folder)s/state.db"}
 summary: {model: summary-small}
+session: {store_names: true}
 models:
   agent-large: {window: 32000, prices: {input: 2.5, cached: 0.25, output: 10}}
   agent-small: {window: 16000, prices: {input: 0.4, cached: 0.04, output: 1.6}}
@@ -293,6 +294,7 @@ async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
         "overview": "",
         "conversations": "/conversations",
         "conversation": f"/conversations/{coding}",
+        "transcript": f"/conversations/{service}/transcript",
         "compaction": f"/conversations/{service}/compactions/{await newest_round(client, service)}",
         "search": f"/conversations/{service}/search?{urlencode({'q': QUERY, 'scope': 'tenant'})}",
         "search-message": await best_hit(client, service),

@@ -17,6 +17,7 @@ from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableEr
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, WINDOWS
+from compaction_proxy.storage.keys import derive_client_key_name
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import build_round_event_line
 from compaction_proxy.telemetry.usage import Totals
@@ -176,6 +177,22 @@ async def test_the_total_of_statistics_is_the_sum_of_the_rows(bench: Bench) -> N
     report = await bench.queries.get_statistics(NOW - 3_600, NOW, "model")
     assert {row.label: row.counters.requests for row in report.rows} == {"gpt-x": 1, "local": 1, "gpt-y": 3}
     assert (report.total.requests, report.total.prompt_tokens) == (5, 1_030)
+
+
+async def test_statistics_can_be_those_of_one_model_or_key(bench: Bench) -> None:
+    key = derive_client_key_name(TENANT)
+    by = [
+        await bench.queries.get_statistics(NOW - 3_600, NOW, "total", **wanted)
+        for wanted in ({"model": "gpt-y"}, {"key": key}, {"model": "local", "key": "k_other"})
+    ]
+    assert [report.total.requests for report in by] == [3, 5, 0]
+
+
+async def test_a_client_key_has_the_labels_of_its_conversations(bench: Bench) -> None:
+    await bench.exchange(ONE, NOW - 5, label="nightly")
+    await bench.exchange(TWO, NOW - 4, label="nightly")
+    await bench.exchange(THREE, NOW - 3, label="desk")
+    assert await bench.queries.list_key_labels() == {derive_client_key_name(TENANT): ["desk", "nightly"]}
 
 
 async def test_models_are_those_that_are_named_or_were_used_of_late() -> None:

@@ -221,7 +221,7 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
         RemovedMessage("m_2", 4, say("tool"), say("exit 1: upstream said 502 " + "x" * 5_000)),
     )
     seen = (
-        VisibleMessage(say("user"), say("The deploy of deploy/prod.yaml failed with 502"), "stand-in", "m_9"),
+        VisibleMessage(say("user"), say("The deploy of deploy/prod.yaml failed with 502"), "stand-in", ""),
         VisibleMessage(say("user"), say("And now?"), say("kept"), "m_10"),
     )
     prompts = (SummaryPrompt(say("gpt-5.4-mini"), say("Summarise."), say("user: Please deploy")),)
@@ -233,10 +233,12 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             ),
             counters(),
         ),
+        "get_statistics by key": StatisticsReport((StatisticsRow(KEY, counters()),), counters()),
         "get_statistics by model": StatisticsReport(
             (StatisticsRow(say("gpt-5.6"), counters()), StatisticsRow("local", counters(unpriced=9_308))),
             counters(),
         ),
+        "list_key_labels": {KEY: [say("team-a")]},
         "list_recent_items": [
             FeedItem("1", COMPACTION, to_fields(event)),
             FeedItem("2", COMPACTION, to_fields(failure)),
@@ -269,6 +271,10 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             RemovedMessage(say("m_2"), 4, say("tool"), say("exit 1")),
             ArchivedRound(NAME, say("anchored"), bytes.fromhex(PLACE), 1, AT),
         ),
+        "list_archived_messages": [
+            RecalledMessage(each, ArchivedRound(NAME, say("anchored"), bytes.fromhex(PLACE), 1, AT))
+            for each in removed
+        ],
         "settings": AdminSettings(
             Config.model_validate(
                 {
@@ -328,7 +334,8 @@ def counters(unpriced: int = 12) -> ExchangeCounters:
         statuses={"none": 9_000, "failed-open": 2},
         failed_open_reasons={"store-failed": 2},
         failed_open_compacted=1,
-        overhead=[0, 200, 1_500, 175, 125, *[0] * 9],
+        overhead=[0, 200, 1_500, 175, 125, *[0] * 8, 2],
+        waiting_overhead=[*[0] * 13, 2],
     )
 
 

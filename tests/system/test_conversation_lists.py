@@ -15,7 +15,7 @@ from tests.system.test_one_conversation import ADMIN_KEY, CONFIG, LONG, answer
 ADMIN = {"authorization": f"Bearer {ADMIN_KEY}"}
 PATH = "/v1/chat/completions"
 LABEL = "x-compaction-label"
-ROWS_PER_PAGE = 50
+ROWS_PER_PAGE = 25
 TURN = [{"role": "user", "content": "Which port does the proxy use?"}]
 
 

@@ -366,9 +366,7 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
     assert f"Providers read {less} less than clients sent, summary calls included" in overview
     for known in (counted, priced):
         assert f"Covers {known} of {REQUESTS} requests. For the others," in overview
-    rows = re.findall(
-        r"20\d\d-\d\d-\d\dT\d\d (\d+) ([\d,]+) (?:of \d+ requests )?([\d,]+) [\d,]+ \d+", overview
-    )
+    rows = re.findall(r"\d\d:00:00 (\d+) \d+ ([\d,]+) (?:of \d+ requests )?([\d,]+) [\d,]+ \d+", overview)
     columns = [sum(int(value.replace(",", "")) for value in column) for column in zip(*rows, strict=True)]
     assert columns == [REQUESTS, sent, sent - saved]
 

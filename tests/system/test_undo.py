@@ -1,5 +1,6 @@
 """A round that no request has used is called prepared everywhere, and an undo says what it takes back."""
 
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_a_prepared_round_is_called_so_everywhere_and_an_undo_takes_the_one_in_u
     assert f"Round {ahead} of anchored" in one
     assert "prepared, not used yet" in one
     assert "messages would be replaced." in one
-    assert "then saw" not in one
+    assert "Seen by the model" not in one
 
     lines = run(proxy, "undo", OWN_ID).splitlines()
     assert lines[0].startswith(f"{conversation}: undid round {used}, the latest compaction (made ")
@@ -131,7 +132,7 @@ def test_a_prepared_round_is_called_so_everywhere_and_an_undo_takes_the_one_in_u
     assert f"no new round until a request is over about {HARD_TOKENS:,} tokens" in run(proxy, "show", OWN_ID)
     done = read_page(proxy, f"/conversations/{conversation}?done=undo")
     assert f"Round {used} of anchored, made" in done
-    assert "is taken back: it was the newest in use." in done
+    assert "is undone." in done
 
 
 def test_after_an_undo_the_next_round_is_a_new_one_and_two_rounds_of_a_number_are_told_apart(
@@ -149,4 +150,20 @@ def test_after_an_undo_the_next_round_is_a_new_one_and_two_rounds_of_a_number_ar
     assert after[: len(before)] == [(each, "undone") for each, _ in before]
     assert after[len(before)] == (1, "in-use")
     page = read_page(proxy, f"/conversations/{conversation}")
-    assert page.count("Round 1 of anchored made ") == 2
+    assert len(re.findall(r"\d\d:\d\d:\d\d Round 1 of anchored", page)) == 2
+
+
+def test_an_undone_round_can_be_redone_until_a_new_one_is_made(proxy: Proxy) -> None:
+    conversation, turns = grow_until_prepared(proxy)
+    before = list_states(proxy, conversation)
+    path = f"/admin/v1/conversations/{conversation}"
+    with proxy.client(headers=ADMIN) as client:
+        assert client.post(f"{path}/redo").status_code == 409
+        undone = client.post(f"{path}/undo").json()
+        assert "Redo Round" in read_page(proxy, f"/conversations/{conversation}")
+        redone = client.post(f"{path}/redo").json()
+        assert (redone["round"], redone["undone"]) == (undone["round"], False)
+        assert list_states(proxy, conversation) == before
+        assert "Redo Round" not in read_page(proxy, f"/conversations/{conversation}")
+        assert send(proxy, turns) == ("reused", str(undone["round"]))
+        assert client.get(path).json()["suppressed"] is False

@@ -138,7 +138,7 @@ def test_a_conversation_that_never_got_an_answer_is_found_where_failures_link_to
 
             proxy.wait_for(is_told, "the conversation is found")
         assert reply.status_code == 502
-        assert "The token count of no request is known" in read_page(client, "/ui")
+        assert "No token count is known" in read_page(client, "/ui")
 
 
 @contextmanager
@@ -458,19 +458,20 @@ def test_overview_and_failures_list_each_target_and_cause_with_the_same_count(
         assert row in overview
         assert row in failures
     assert (
-        f"Upstream trouble {sum(KINDS.values())} requests to the provider failed in the last 24h" in overview
+        f"Upstream failures {sum(KINDS.values())} requests to the provider failed in the last 24 hours"
+        in overview
     )
 
 
 def test_an_overview_without_other_requests_names_the_provider_that_is_down(tmp_path: Path) -> None:
     target = f"http://127.0.0.1:{find_free_port()}"
     with run_proxy(tmp_path, f"{target}/v1") as proxy, proxy.client() as client:
-        assert "Upstream trouble" not in read_page(client, "/ui")
+        assert "Upstream failures" not in read_page(client, "/ui")
         ask(client, "/v1/embeddings", {})  # is only relayed, and no request of a conversation
         overview = read_page(client, "/ui")
     assert f"{target} connection refused connection-refused 1 " in overview
     assert "1 request to the provider failed" in overview
-    assert "No request in the last 24h" in overview
+    assert "No request in the last 24 hours" in overview
 
 
 def test_watch_says_which_provider_fails_and_why_and_how_often(failing: Proxy, provider: Provider) -> None:

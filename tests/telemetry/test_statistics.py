@@ -17,9 +17,11 @@ from compaction_proxy.storage.records import RecordStore
 from compaction_proxy.telemetry import statistics as module
 from compaction_proxy.telemetry.statistics import (
     COUNTS_BY_WORD,
+    HISTOGRAMS,
     ExchangeCounters,
     Statistics,
     StatisticsRow,
+    compute_quantile_s,
     from_fields,
     to_fields,
 )
@@ -202,12 +204,12 @@ COUNTERS = st.builds(
     **{
         each.name: COUNTS if each.type == "int" or each.type is int else st.floats(0, 1e6)
         for each in fields(ExchangeCounters)
-        if each.name not in {*COUNTS_BY_WORD, "overhead", "last_at"}
+        if each.name not in {*COUNTS_BY_WORD, *HISTOGRAMS, "last_at"}
     },
     last_at=st.floats(1, 1e10),
     statuses=st.dictionaries(st.sampled_from(["none", "applied"]), st.integers(1, 9)),
     failed_open_reasons=st.dictionaries(st.sampled_from(["", "timeout"]), st.integers(1, 9)),
-    overhead=st.lists(COUNTS, min_size=14, max_size=14),
+    **dict.fromkeys(HISTOGRAMS, st.lists(COUNTS, min_size=14, max_size=14)),
 )
 
 
@@ -319,3 +321,40 @@ def test_failures_that_another_version_wrote_are_read_as_far_as_they_are_known()
         UpstreamFailure("t", "c", 2, 5.0)
     ]
     assert parse_failures("nothing") == []
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "waited"),
+    [
+        ("applied", "", True),
+        ("failed-open", "deadline", True),
+        ("over-limit", "http-503", True),
+        ("failed-open", "breaker-open", False),
+        ("reused", "", False),
+        ("none", "small", False),
+    ],
+)
+def test_time_of_requests_that_waited_for_a_round_is_told_apart(
+    status: str, reason: str, *, waited: bool
+) -> None:
+    counters = ExchangeCounters()
+    for made in (exchange(1.0, status=status, reason=reason, overhead_s=0.9), exchange(1.0)):
+        counters.add_entry(ExchangeEntry("t", None, made, None))
+    assert (sum(counters.overhead), sum(counters.waiting_overhead)) == (2, int(waited))
+    assert sum(counters.own_overhead) == 2 - waited
+    assert (compute_quantile_s(counters.waiting_overhead, 0.5) is not None) is waited
+
+
+async def test_sums_can_be_those_of_one_model_or_one_key() -> None:
+    statistics = Statistics(RecordStore(MemoryStore(), ignored), MONTH_S, lambda: NOON)
+    for tenant, model in (("a", "m"), ("a", "n"), ("b", "m"), ("b", "m")):
+        statistics.add_entries([ExchangeEntry(tenant, None, exchange(NOON, model=model), None)])
+
+    async def count(**wanted: str) -> int:
+        rows = await statistics.list_rows(NOON, NOON + 1, "total", **wanted)
+        return sum(row.counters.requests for row in rows)
+
+    assert await count(model="m") == 3
+    assert await count(key=derive_client_key_name("a")) == 2
+    assert await count(model="m", key=derive_client_key_name("b")) == 2
+    assert await count(model="x") == 0

@@ -105,6 +105,7 @@ def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
         _CONVERSATION + "/compactions/{place}/prompts": pages.show_prompts,
         _CONVERSATION + "/messages/{message}": pages.show_message,
         _CONVERSATION + "/search": pages.show_search,
+        _CONVERSATION + "/transcript": pages.show_transcript,
         "/failures": pages.show_failures,
         "/settings": pages.show_settings,
         "/playground": pages.show_playground,

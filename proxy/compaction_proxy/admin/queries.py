@@ -301,7 +301,9 @@ class ConversationQueries:
             raise _build_no_compaction_error()
         return record, detail
 
-    async def get_statistics(self, since: float, until: float, by: Grouping) -> StatisticsReport:
+    async def get_statistics(
+        self, since: float, until: float, by: Grouping, *, model: str = "", key: str = ""
+    ) -> StatisticsReport:
         """Returns the sums of all exchanges in a period.
 
         Args:
@@ -309,13 +311,24 @@ class ConversationQueries:
             until: End of the period, in seconds since the epoch. The sums include the whole of each hour that
                 the period overlaps.
             by: What each row covers: an hour, a day, a model, a client key, or all exchanges (`total`).
+            model: Name of the only model to count; empty for all.
+            key: Name of the only client key to count (`k_…`); empty for all.
         """
         await self.check_store()
-        rows = await self.statistics.list_rows(since, until, by)
+        rows = await self.statistics.list_rows(since, until, by, model=model, key=key)
         total = ExchangeCounters()
         for row in rows:
             total.add_counters(row.counters)
         return StatisticsReport(tuple(rows), total)
+
+    async def list_key_labels(self) -> dict[str, list[str]]:
+        """Returns the labels of each client key, from the conversations that were used most recently."""
+        labels: dict[str, list[str]] = {}
+        for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
+            known = labels.setdefault(each.key, [])
+            if each.totals.label and each.totals.label not in known:
+                known.append(each.totals.label)
+        return labels
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the latest events of all conversations, at most `limit`, newest first.

@@ -26,6 +26,7 @@ from compaction_proxy.core.event import (
     INSTRUCTION_RESTORED,
     MARKED,
     PINNED,
+    REDONE,
     RESUMED,
     SCHEDULED,
     UNDONE,
@@ -216,6 +217,44 @@ class ConversationCommands:
         await self._record_event(tenant, note)
         totals = await self._read_totals(tenant, conversation)
         return UndoResult(newest, prepared, remaining, totals)
+
+    async def redo_round(self, conversation: str) -> Event:
+        """Applies the compaction again that was undone last. Returns the event of this compaction.
+
+        Automatic compactions stay suppressed only if a later compaction is still undone. Prepared
+        compactions that the undo has dropped may be used again, too.
+
+        Raises:
+            RequestRefusedError: If nothing was undone, or if a compaction was made since (status 409).
+        """
+        tenant = await self._find_tenant(conversation)
+        directives = await self._directives.get(tenant, conversation)
+        installed = {
+            each.place: each for each in await self._history.list_installed_rounds(tenant, conversation)
+        }
+        undone = [each for each in directives.undone if each.hex() in installed]
+        if not undone or not directives.suppressed:
+            raise RequestRefusedError(
+                409, "The conversation has no undone round that could be redone.", "nothing_to_redo"
+            )
+        redone = installed[undone[-1].hex()]
+        ids = [each for each in directives.undone if each == undone[-1] or each.hex() not in installed]
+        suppressed = any(installed[each.hex()].at > redone.at for each in undone)
+        _require_saved(
+            await self._directives.update(
+                tenant, conversation, lambda known: known.without_undone_rounds(ids, suppressed=suppressed)
+            )
+        )
+        note = Event(
+            REDONE,
+            self._now(),
+            conversation,
+            strategy=redone.strategy,
+            round=redone.round,
+            place=redone.place,
+        )
+        await self._record_event(tenant, note)
+        return redone
 
     async def list_pins(self, conversation: str) -> tuple[str, ...]:
         """Lists the pins of the conversation, oldest first."""

@@ -141,6 +141,16 @@ class Directives:
         others = [each for each in self.undone if each not in added]
         return replace(self, undone=(*others, *added)[-MAX_UNDONE:], suppressed=True)
 
+    def without_undone_rounds(self, checkpoint_ids: Iterable[bytes], *, suppressed: bool) -> Self:
+        """Returns the directives after compactions were redone. Their checkpoints may be applied again.
+
+        `suppressed` says whether automatic compactions stay suppressed.
+        """
+        redone = frozenset(checkpoint_ids)
+        return replace(
+            self, undone=tuple(each for each in self.undone if each not in redone), suppressed=suppressed
+        )
+
 
 NO_DIRECTIVES = Directives()
 _NEVER_READ = (-math.inf, NO_DIRECTIVES)

@@ -97,6 +97,7 @@ OVER_LIMIT = "over-limit"  # a request was forwarded although it is too long, be
 RECOVERED = "recovered"  # the upstream refused a request as too long, and accepted a shorter one
 MEASURED = "measured"  # the upstream has counted the first request to which a compaction was applied
 UNDONE = "undone"  # a compaction is no longer applied
+REDONE = "redone"  # a compaction that was undone is applied again
 MARKED = "marked"  # the next request will be compacted
 PINNED = "pinned"  # a text was pinned
 UNPINNED = "unpinned"  # a pin was removed
@@ -105,8 +106,8 @@ INSTRUCTION_RESTORED = "instruction-restored"  # project instructions are kept a
 BYPASSED = "bypassed"  # the conversation's requests are forwarded unchanged from now on
 RESUMED = "resumed"  # the conversation's requests are compacted again
 EVENT_KINDS = (
-    COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, MARKED, PINNED,
-    UNPINNED, INSTRUCTION_REMOVED, INSTRUCTION_RESTORED, BYPASSED, RESUMED,
+    COMPACTED, INSTALLED, FAILED, FAILED_OPEN, OVER_LIMIT, RECOVERED, MEASURED, UNDONE, REDONE, MARKED,
+    PINNED, UNPINNED, INSTRUCTION_REMOVED, INSTRUCTION_RESTORED, BYPASSED, RESUMED,
 )  # fmt: skip
 # The kinds of events that report a failure.
 FAILURE_KINDS = frozenset({FAILED, FAILED_OPEN, OVER_LIMIT})

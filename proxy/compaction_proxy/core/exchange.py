@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from compaction_proxy.core.event import parse_integer, parse_number
+from compaction_proxy.core.event import (
+    SUMMARY_MISSING_REASONS,
+    SUMMARY_UNUSABLE_REASONS,
+    parse_integer,
+    parse_number,
+)
 
 FIRST_ERROR_STATUS = 400
 
@@ -107,6 +112,15 @@ class Exchange(NamedTuple):  # not a dataclass, which would take four times as l
     def has_failed(self) -> bool:
         """Whether the upstream's response has an error status. A missing response is no error."""
         return self.code >= FIRST_ERROR_STATUS
+
+    @property
+    def has_waited_for_round(self) -> bool:
+        """Whether the request waited for a compaction: one was made, or its summary did not come or fit."""
+        reasons = SUMMARY_MISSING_REASONS | SUMMARY_UNUSABLE_REASONS
+        return self.status == "applied" or (
+            self.status in {"failed-open", "over-limit"}
+            and (self.reason in reasons or self.reason.startswith("http-"))
+        )
 
     @property
     def failure(self) -> str:

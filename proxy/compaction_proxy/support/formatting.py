@@ -116,6 +116,7 @@ EVENT_KIND_TEXTS = {
     "installed": "In use",
     "measured": "Measured",
     "undone": "Undone",
+    "redone": "Redone",
     "marked": "Compact next",
     "pinned": "Pinned",
     "unpinned": "Unpinned",

@@ -98,6 +98,8 @@ COUNTS = (
 )  # fmt: skip
 # Names of the counters that are dicts of numbers by a word, such as a status.
 COUNTS_BY_WORD = ("statuses", "failed_open_reasons")
+# Names of the counters that are histograms of overhead.
+HISTOGRAMS = ("overhead", "waiting_overhead")
 
 
 @dataclass(slots=True)
@@ -135,6 +137,8 @@ class ExchangeCounters:
         overhead: Number of exchanges in each bucket of overhead, which is the time of an exchange without the
             wait for the upstream. There is one bucket for each upper bound in `OVERHEAD_BOUNDS_S`. A bucket
             includes its bound. A last bucket counts the exchanges above all bounds.
+        waiting_overhead: The same for the exchanges that waited for a compaction
+            (`Exchange.has_waited_for_round`). They are in `overhead`, too.
     """
 
     requests: int = 0
@@ -161,6 +165,23 @@ class ExchangeCounters:
     statuses: dict[str, int] = field(default_factory=dict)
     failed_open_reasons: dict[str, int] = field(default_factory=dict)
     overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+    waiting_overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
+
+    @property
+    def own_overhead(self) -> list[int]:
+        """The histogram of the exchanges that did not wait for a compaction."""
+        pairs = zip(self.overhead, self.waiting_overhead, strict=True)
+        return [max(0, count - waiting) for count, waiting in pairs]
+
+    @property
+    def failed_open(self) -> int:
+        """The number of exchanges that failed open."""
+        return self.statuses.get(FAILED_OPEN, 0)
+
+    @property
+    def read_tokens(self) -> int:
+        """The tokens that upstreams and summary models read."""
+        return self.tokens_after + self.summary_prompt_tokens
 
     @property
     def net_tokens(self) -> int:
@@ -191,7 +212,9 @@ class ExchangeCounters:
         if exchange.status == FAILED_OPEN:
             self.failed_open_reasons[exchange.reason] = self.failed_open_reasons.get(exchange.reason, 0) + 1
             self.failed_open_compacted += is_shortened(exchange.tokens_before, exchange.tokens_after)
-        self.overhead[bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)] += 1
+        bucket = bisect_left(OVERHEAD_BOUNDS_S, exchange.overhead_s)
+        self.overhead[bucket] += 1
+        self.waiting_overhead[bucket] += exchange.has_waited_for_round
         if saving is not None:
             self.cost_usd += saving.cost
             self.gross_usd += saving.gross
@@ -222,27 +245,33 @@ class ExchangeCounters:
             counts = getattr(self, name)
             for word, count in getattr(other, name).items():
                 counts[word] = counts.get(word, 0) + count
-        self.overhead = list(map(add, self.overhead, other.overhead))
+        for name in HISTOGRAMS:
+            setattr(self, name, list(map(add, getattr(self, name), getattr(other, name))))
 
     def compute_overhead_quantile_s(self, share: float) -> float | None:
-        """Returns the overhead, in seconds, that this `share` (0 to 1) of the exchanges does not exceed.
+        """Returns the overhead, in seconds, that this `share` (0 to 1) of the exchanges does not exceed."""
+        return compute_quantile_s(self.overhead, share)
 
-        Returns None if there are no exchanges. The result is interpolated within a bucket. It is at most the
-        last bound, even if exchanges have a higher overhead.
-        """
-        wanted = share * sum(self.overhead)
-        low, passed = 0.0, 0
-        for bound, count in zip(OVERHEAD_BOUNDS_S, self.overhead, strict=False):
-            if count and passed + count >= wanted:
-                return low + (bound - low) * (wanted - passed) / count
-            low, passed = bound, passed + count
-        return OVERHEAD_BOUNDS_S[-1] if sum(self.overhead) else None
+
+def compute_quantile_s(histogram: Sequence[int], share: float) -> float | None:
+    """Returns the overhead, in seconds, that this `share` (0 to 1) of the exchanges does not exceed.
+
+    `histogram` has the number of exchanges in each bucket. Returns None if there are none. The result is
+    interpolated within a bucket. It is at most the last bound, even if exchanges have a higher overhead.
+    """
+    wanted = share * sum(histogram)
+    low, passed = 0.0, 0
+    for bound, count in zip(OVERHEAD_BOUNDS_S, histogram, strict=False):
+        if count and passed + count >= wanted:
+            return low + (bound - low) * (wanted - passed) / count
+        low, passed = bound, passed + count
+    return OVERHEAD_BOUNDS_S[-1] if sum(histogram) else None
 
 
 def to_fields(counters: ExchangeCounters) -> dict[str, Any]:
     """Returns the counters as JSON values, by name. Leaves out counters that are zero."""
     values = {each.name: getattr(counters, each.name) for each in fields(counters)}
-    return {name: value for name, value in values.items() if value and (name != "overhead" or any(value))}
+    return {name: value for name, value in values.items() if value and (name not in HISTOGRAMS or any(value))}
 
 
 def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
@@ -256,9 +285,10 @@ def from_fields(stored: Mapping[str, Any]) -> ExchangeCounters:
         # An earlier version has written the fields. It left out the tokens of requests that it did not read,
         # and did not count these requests. All of them have this status.
         counters.uncounted = counters.statuses.get("none", 0)
-    overhead = stored.get("overhead")
-    if isinstance(overhead, list) and len(overhead) == _BUCKETS and set(map(type, overhead)) == {int}:
-        counters.overhead = overhead
+    for name in HISTOGRAMS:
+        histogram = stored.get(name)
+        if isinstance(histogram, list) and len(histogram) == _BUCKETS and set(map(type, histogram)) == {int}:
+            setattr(counters, name, histogram)
     return counters
 
 
@@ -409,7 +439,9 @@ class Statistics:
                     self._unwritten.add(hour)
             self._drop_old_hours()
 
-    async def list_rows(self, since: float, until: float, by: Grouping) -> list[StatisticsRow]:
+    async def list_rows(
+        self, since: float, until: float, by: Grouping, *, model: str = "", key: str = ""
+    ) -> list[StatisticsRow]:
         """Returns the sums of all hours that the period from `since` to `until` overlaps.
 
         The result has one row for each label, and is sorted by label.
@@ -419,10 +451,14 @@ class Statistics:
                 more than `ttl_s` or `MAX_READ_S` seconds ago.
             until: End of the period, in seconds since the epoch.
             by: What each row sums up: an hour, a day, a model, a client key, or everything (`total`).
+            model: Name of the only model to count; empty for all.
+            key: Name of the only client key to count (`k_…`); empty for all.
         """
         sums: dict[str, ExchangeCounters] = {}
         async for number, hour in self._iter_hours(since, until):
             for pair, counters in hour.pairs.items():
+                if model not in {"", pair[0]} or key not in {"", pair[1]}:
+                    continue
                 sums.setdefault(_format_row_label(by, number, pair), ExchangeCounters()).add_counters(
                     counters
                 )

@@ -253,6 +253,22 @@ async def test_undo_takes_the_newest_round_in_use_and_drops_the_prepared_one() -
     ]
 
 
+async def test_redo_applies_undone_rounds_again_the_last_one_first() -> None:
+    async with two_rounds() as (here, client):
+        assert error_of(await client.post(f"{PATH}/redo")) == (409, "nothing_to_redo")
+        for _ in range(2):
+            await client.post(f"{PATH}/undo")
+        first = await client.post(f"{PATH}/redo")
+        assert first.json() == round_of(1, undone=False)
+        assert await here.wishing.get(TENANT, NAME) == Directives(undone=(place(2),), suppressed=True)
+        second = await client.post(f"{PATH}/redo")
+        assert second.json() == round_of(2, undone=False)
+        assert await here.wishing.get(TENANT, NAME) == Directives()
+        assert error_of(await client.post(f"{PATH}/redo")) == (409, "nothing_to_redo")
+        kinds = [event["kind"] for event in (await client.get(f"{PATH}/events")).json()["events"]]
+    assert kinds[-4:] == ["undone", "undone", "redone", "redone"]
+
+
 async def test_pins_come_and_go() -> None:
     async with two_rounds() as (_, client):
         first = await client.post(f"{PATH}/pins", json={"text": " Use SI units. "})
@@ -501,7 +517,7 @@ async def test_the_api_is_described_where_it_is(base_path: str) -> None:
         "/export.csv", "/upstream-failures", "/replay",
     )  # fmt: skip
     of_one = (
-        "", "/events", "/compact", "/undo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
+        "", "/events", "/compact", "/undo", "/redo", "/pins", "/pins/{pin}", "/search", "/messages/{message}",
         "/export", "/tenant", "/bypass", "/resume", "/exchanges", "/compactions", "/compactions/{place}",
         "/instructions", "/instructions/{instruction}",
     )  # fmt: skip

@@ -2,10 +2,18 @@
 
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.admin.ui.diff import MAX_COMPARED_CHARACTERS, build_panes, index_words, split_pieces
+from compaction_proxy.admin.ui.diff import (
+    MAX_COMPARED_CHARACTERS,
+    ShownMessage,
+    build_round_view,
+    highlight_query,
+    index_words,
+    split_pieces,
+)
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import KEPT, STAND_IN, VisibleMessage
 
@@ -48,12 +56,54 @@ def test_huge_messages_cost_no_more_than_others() -> None:
     seen = [VisibleMessage("user", huge, STAND_IN, "")]
     seen += [VisibleMessage("tool", huge, KEPT, each.id) for each in removed]
     begun = time.process_time()
-    shown = build_panes(huge, removed, seen)
+    view = build_round_view(huge, removed, seen)
     assert time.process_time() - begun < LIMIT_S
-    assert (len(shown.removed), shown.removed_left_out, len(shown.seen), shown.seen_left_out) == (
-        200,
-        800,
-        200,
-        801,
-    )
-    assert sum(len(piece.text) for piece in shown.summary) == MAX_COMPARED_CHARACTERS
+    assert (view.removed, view.removed_left_out, view.seen, view.seen_left_out) == (1_000, 800, 1_001, 801)
+    assert [each.change for each in view.rows] == ["replaced", *["kept"] * 199]
+    assert len(view.rows[0].before) == 200
+    after = view.rows[0].after
+    assert after is not None
+    assert len(text_of(after)) == MAX_COMPARED_CHARACTERS
+
+
+def text_of(shown: ShownMessage) -> str:
+    return "".join(span.text for block in shown.blocks for row in block.rows for cell in row for span in cell)
+
+
+def test_what_a_round_did_to_each_message_is_told_in_the_order_of_the_list() -> None:
+    removed = [RemovedMessage(f"m_{n}", n, "user", f"old text {n}") for n in (1, 2, 5)]
+    seen = [
+        VisibleMessage("user", "the task", KEPT, "m_0"),
+        VisibleMessage("user", "record of an earlier round", STAND_IN, ""),
+        VisibleMessage("user", "Record 2: the summary", STAND_IN, ""),
+        VisibleMessage("tool", "old …", STAND_IN, "m_5"),
+        VisibleMessage("user", "and now?", KEPT, "m_6"),
+    ]
+    view = build_round_view("the summary", removed, seen)
+    assert [(each.change, [it.message.id for it in each.before]) for each in view.rows] == [
+        ("kept", []),
+        ("earlier", []),
+        ("replaced", ["m_1", "m_2"]),
+        ("shortened", ["m_5"]),
+        ("kept", []),
+    ]
+    nothing = build_round_view("", removed[:1], seen[:1])
+    assert [each.change for each in nothing.rows] == ["removed", "kept"]
+    forgotten = build_round_view("the summary", (), ())
+    assert [text_of(each.after) for each in forgotten.rows if each.after] == ["the summary"]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("deploy", ["Deploy", "deployed"]),
+        ('"it works" ye*', ["it works", "yesterday"]),
+        ("(.*+[", []),
+        ('""', []),
+    ],
+)
+def test_words_and_phrases_of_a_query_are_highlighted(query: str, expected: list[str]) -> None:
+    text = "Deploy: it works, as redeploy and deployed yesterday"
+    pieces = highlight_query(text, query)
+    assert "".join(each.text for each in pieces) == text
+    assert [each.text for each in pieces if each.is_shared] == expected

@@ -6,10 +6,11 @@ from tests.helpers.dashboard import NAME, PLACE, FakeAdmin, Read, pages, sample
 
 ONE = f"/ui/conversations/{NAME}"
 PAGES = (
-    "/ui", "/ui/conversations", ONE, f"{ONE}/compactions/{PLACE}", f"{ONE}/compactions/{PLACE}/prompts",
-    f"{ONE}/messages/m_2", f"{ONE}/search?q=x", "/ui/failures", "/ui/settings", "/ui/playground",
+    "/ui", "/ui/conversations", ONE, f"{ONE}/transcript", f"{ONE}/compactions/{PLACE}",
+    f"{ONE}/compactions/{PLACE}/prompts", f"{ONE}/messages/m_2", f"{ONE}/search?q=x", "/ui/failures",
+    "/ui/settings", "/ui/playground",
 )  # fmt: skip
-LEADING = ("href", "src", "action", "hx-get")
+LEADING = ("href", "src", "action")
 CORPUS = (
     "</script><script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -17,7 +18,7 @@ CORPUS = (
     "javascript:alert(1)",
     "{{ 7*7 }}{% include 'page.html' %}${7*7}",
     "<svg/onload=alert(1)>",
-    "</textarea></title></option><b hx-get='/admin/v1/config' hx-trigger='load'>",
+    "</textarea></title></option><b data-into='#main' data-live='1' data-chart='{}'>",
     "]]><!--",
     "&lt;script&gt;&#60;img&#62;&quot;",
     "<mark>not ours</mark>",

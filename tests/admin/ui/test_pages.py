@@ -15,7 +15,8 @@ from compaction_proxy.admin.queries import (
     ConversationPage,
     StatisticsReport,
 )
-from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES, build_requests_chart
+from compaction_proxy.admin.ui.charts import build_requests_chart
+from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives
@@ -36,13 +37,17 @@ from tests.helpers.journals import exchange
 
 ONE = f"/ui/conversations/{NAME}"
 EVERY = (
-    "/ui", "/ui/", "/ui?since=30d", "/ui/conversations", "/ui/conversations?sort=net&q=gpt", ONE,
+    "/ui", "/ui/", "/ui?since=30d&model=m&key=k", "/ui?since=custom&from=2026-11-18T00:00&to=x",
+    "/ui/conversations", "/ui/conversations?sort=net&q=gpt", ONE, f"{ONE}/transcript",
     f"{ONE}/compactions/{PLACE}", f"{ONE}/compactions/{PLACE}/prompts", f"{ONE}/messages/m_2",
-    f"{ONE}/search?q=502", f"{ONE}/search", "/ui/failures", "/ui/settings", "/ui/playground",
+    f"{ONE}/search?q=502", f"{ONE}/search", "/ui/failures", "/ui/failures?kind=failed&model=m",
+    "/ui/settings", "/ui/playground", "/ui/playground?example",
 )  # fmt: skip
 BARE = Event(COMPACTED, 1.0, place=PLACE)
 NOTHING: dict[str, Any] = {
     "get_statistics": StatisticsReport((), ExchangeCounters()),
+    "list_key_labels": {},
+    "list_archived_messages": [],
     "list_recent_items": [],
     "list_upstream_failures": ([], True),
     "list_conversations": ConversationPage([], None),
@@ -66,7 +71,7 @@ AWAY = StoreUnavailableError("store-failed", "the store is not reachable")
 
 def links(page: Read) -> set[str]:
     """Everything that a page loads, leads to or sends to."""
-    names = ("href", "src", "action", "hx-get", "hx-post")
+    names = ("href", "src", "action")
     return {str(each[name]) for _, each in page.elements for name in names if name in each}
 
 
@@ -108,9 +113,7 @@ async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_alo
 async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_their_licences() -> None:
     files = [path for path in STATIC_FOLDER.iterdir() if path.name != "NOTICE"]
     assert sum(path.stat().st_size for path in files) <= 150 * 1024
-    assert all(
-        name in (STATIC_FOLDER / "NOTICE").read_text() for name in ("htmx.org 4.0.1", "uplot 1.6.32", "MIT")
-    )
+    assert all(name in (STATIC_FOLDER / "NOTICE").read_text() for name in ("uplot 1.6.32", "MIT"))
     async with pages(FakeAdmin(sample())) as client:
         loaded = {link for link in links(Read((await client.get("/ui")).text)) if "/static/" in link}
         assert {urlsplit(link).path.rpartition("/")[2] for link in loaded} == {path.name for path in files}
@@ -135,13 +138,14 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             f"Net saved $12.41 gross saving $15.02 {MINUS} summaries $1.10 {MINUS} cache loss $1.51",
             "Covers 9,299 of 9,311 requests. For the others, the price or the provider's token count is not",
             "Covers 3 of 4 summary calls. For the others, the price or the token count is not known.",
-            "UTC, when the latest request in them came.",
+            "Latest request in these figures: 18 Nov 11:06:20",
             f"4.1M → 1.7M {FEWER}",
-            "Overhead 1.8 ms", "95 of 100 take at most 6.0 ms",
+            "Time added by the proxy 1.8 ms Median of a request that did not wait for a compaction. p95: 6.0",
+            "2 requests waited for a compaction. Median: 5.0 s",
             "Failed open 2 of 9,311 requests went on without a compaction that was due: the store 2 (store-",
-            "failed). Earlier compactions still applied to 1 of them; the others went on as they came.",
+            "failed). Earlier compactions still applied to 1 of them. The others were sent unchanged.",
             "local 9,311 4.1M of 9,300 requests 1.7M n/a n/a",
-            "2026-11-18T11 9,311 4,100,000 of 9,300 requests 1,700,000 1,200,000 4",
+            "18 Nov 11:00:00 9,311 3 4,100,000 of 9,300 requests 1,700,000 1,200,000 4 6.0 ms $20.50 $12.41",
         ):  # fmt: skip
             assert told in text, told
 
@@ -161,7 +165,7 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
             in overview
         )
         page = Read((await client.get(ONE)).text).text
-    assert "Net saved n/a No dollars: the prices of all used models are unknown; set models.*.prices." in page
+    assert "Net saved not known No dollars: the prices of all used models are unknown; set models." in page
 
 
 LOCAL = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:9000/v1"}})
@@ -183,7 +187,7 @@ async def test_without_a_price_tokens_are_the_saving_of_a_conversation_and_the_r
     }
     async with pages(FakeAdmin(answers)) as client:
         assert UNUSED in Read((await client.get("/ui")).text).text
-        assert f"n/a: {UNUSED.partition(': ')[2]}" in Read((await client.get("/ui/settings")).text).text
+        assert f"No price: {UNUSED.partition(': ')[2]}" in Read((await client.get("/ui/settings")).text).text
         assert (
             f"Net saved 28.5k tokens tokens saved, gross 30,000 {MINUS} summaries 1,500 "
             f"Covers 2 of 3 requests. For the others, the token count is not known. {UNUSED}"
@@ -193,7 +197,10 @@ async def test_without_a_price_tokens_are_the_saving_of_a_conversation_and_the_r
 async def test_where_all_requests_failed_that_is_why_there_are_no_dollars() -> None:
     failed = ExchangeCounters(requests=2, failed=2)
     async with pages(FakeAdmin(sample() | {"get_statistics": StatisticsReport((), failed)})) as client:
-        assert "No dollars: all requests failed." in Read((await client.get("/ui")).text).text
+        text = Read((await client.get("/ui")).text).text
+    assert "No dollars: all requests failed." in text
+    assert "No token count is known, because all requests failed." in text
+    assert "n/a" not in text
 
 
 async def test_of_a_conversation_that_was_not_inspected_the_count_and_the_limits_are_shown() -> None:
@@ -201,7 +208,7 @@ async def test_of_a_conversation_that_was_not_inspected_the_count_and_the_limits
     answers = sample() | {"list_exchanges": [ExchangeEntry("t", NAME, small, None)]}
     async with pages(FakeAdmin(answers)) as client:
         assert (
-            "Context now 9.7k 9,712 tokens, as the provider counted them. The last request: not inspected "
+            "Context now 9.7k 9,712 tokens, counted by the provider. The last request: not inspected "
             "(small), 38,851 of at most 84,998 bytes. Compacts at 88,500 tokens."
         ) in Read((await client.get(ONE)).text).text
 
@@ -232,7 +239,7 @@ async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
     reason = "he provider has not reported token counts (usage)."
     async with pages(FakeAdmin(answers)) as client:
         assert f"No dollars: t{reason}" in Read((await client.get("/ui")).text).text
-        assert f"Net saved n/a No dollars: t{reason}" in Read((await client.get(ONE)).text).text
+        assert f"Net saved not known No dollars: t{reason}" in Read((await client.get(ONE)).text).text
 
 
 async def test_an_empty_proxy_says_what_to_do_next() -> None:
@@ -252,8 +259,9 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
         "Target Cause Count Last Models Latest conversation https://api.example:443",
         "https://api.example:443 connection refused connection-refused 1,204 18 Nov",
         "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
-        "2 of 9,311 requests of the last 7d went on without a compaction that was due: the store 2 (store-",
-        "Failed open The request went on as it came. The store: the store could not be read",
+        "Upstream 1,207 requests",
+        "2 of 9,311 requests in the last 7 days went on without a compaction that was due: the store 2",
+        "Failed open 1 time The store: the store could not be read or written (store-failed)",
     ):
         assert told in text, told
     assert "Nothing has failed" not in text
@@ -269,7 +277,10 @@ async def test_without_the_store_failures_of_upstreams_are_shown_and_nothing_els
     assert shown.status_code == 200
     assert "upstream answered 503" in Read(shown.text).text
     for text in (Read(shown.text).text, nothing):
-        assert "The store cannot be reached: only upstream failures that this process knows of" in text
+        assert (
+            "The proxy cannot reach the store. This page shows only upstream failures of this process."
+            in text
+        )
     assert "Nothing has failed" not in nothing
 
 
@@ -281,8 +292,8 @@ async def test_the_list_is_searched_and_sorted() -> None:
         assert (await client.get(f"/ui/conversations?q={'x' * 1_001}")).status_code == 422
         assert (await client.get(f"{ONE}/search?q={'x' * 1_001}")).status_code == 422
     assert api.asked == [
-        ("list_conversations", (50, ConversationFilter(text="a b")), {"offset": 0, "sort": "net"}),
-        ("list_conversations", (50, ConversationFilter()), {"offset": 0, "sort": "last"}),
+        ("list_conversations", (25, ConversationFilter(text="a b")), {"offset": 0, "sort": "net"}),
+        ("list_conversations", (25, ConversationFilter()), {"offset": 0, "sort": "last"}),
     ]
     assert [each["aria-sort"] for each in page.all("th") if "aria-sort" in each] == ["descending"]
     assert "/ui/conversations?q=a+b&sort=net" in links(page)
@@ -292,13 +303,14 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
     async with pages(FakeAdmin(sample())) as client:
         page = Read((await client.get(ONE)).text)
     [chart] = [json.loads(each["data-chart"] or "") for each in page.all("div") if "data-chart" in each]
-    assert chart == {
-        "kind": "requests", "x": [1, 2], "sent": [103_000, 103_000], "forwarded": [33_100, 33_100],
-        "cached": [30_000, 30_000], "trigger": [102_000, 102_000], "rounds": [None, 1],
-            "places": [None, PLACE],
+    assert {each["name"]: each["values"] for each in chart["series"]} == {
+        "client sent": [103_000, 103_000], "forwarded": [33_100, 33_100], "cached": [30_000, 30_000],
+        "trigger": [102_000, 102_000],
     }  # fmt: skip
+    assert (chart["x"], chart["marks"], chart["places"]) == ([1, 2], [None, 1], [None, PLACE])
     assert (
-        "18 Nov 11:06:40 reused above-trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200 req-7" in page.text
+        "18 Nov 11:06:40 earlier compaction used: above trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200"
+        in page.text
     )
     assert "33k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
     assert f"{ONE}/compactions/{PLACE}" in links(page)
@@ -313,8 +325,8 @@ async def test_searches_of_the_model_have_a_column_where_there_were_any() -> Non
     )
     async with pages(FakeAdmin(told)) as client:
         page = Read((await client.get(ONE)).text)
-    assert "Cached Answer Searches Overhead" in page.text
-    assert "30,000 300 2.1 ms 200 req-7" in page.text
+    assert "Cached Answer Searches Added time" in page.text
+    assert "30,000 300 not known 2.1 ms 200 req-7" in page.text
     assert "30,000 300 2 2.1 ms 200 req-8" in page.text
 
 
@@ -323,6 +335,7 @@ async def test_searches_of_the_model_have_a_column_where_there_were_any() -> Non
     [
         ("compact", {}, ("request_compaction", (NAME,), {}), f"{ONE}?done=compact"),
         ("undo", {}, ("undo_round", (NAME,), {}), f"{ONE}?done=undo"),
+        ("redo", {}, ("redo_round", (NAME,), {}), f"{ONE}?done=redo"),
         ("bypass", {}, ("bypass_compaction", (NAME,), {}), f"{ONE}?done=bypass"),
         ("resume", {}, ("resume_compaction", (NAME,), {}), f"{ONE}?done=resume"),
         ("pin", {"text": "a & b\u202e"}, ("add_pin", (NAME, "a & b\u202e"), {}), f"{ONE}?done=pin"),
@@ -382,18 +395,19 @@ async def test_the_overview_says_what_degrades_the_proxy_also_without_its_store(
     assert answer.status_code == 200
     text = Read(answer.text).text
     assert "The store is <away>. Start it." in text
-    assert "No figures They are kept in the store, which cannot be reached now." in text
+    assert "No figures The proxy keeps figures in the store, and cannot reach it now." in text
 
 
-async def test_a_round_is_shown_in_three_panes_that_mark_what_was_kept() -> None:
+async def test_a_round_is_shown_in_one_table_that_marks_what_was_kept() -> None:
     async with pages(FakeAdmin(sample())) as client:
         page = (await client.get(f"{ONE}/compactions/{PLACE}")).text
     assert "Please deploy <mark>deploy/prod.yaml</mark> at <mark>14:03</mark>" in page
-    assert "<mark>deploy/prod.yaml</mark> failed with 502; retry after <mark>14:03.</mark>" in page
+    assert "The deploy of <mark>deploy/prod.yaml</mark> failed with" in page
     text = Read(page).text
+    assert text.count("The deploy of") == 1
     for told in (
         "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010.",
-        "paths 41 3 44", "written by this proxy", "the client's own",
+        "paths 41 3 44", "written by this proxy", "the client's own", "Removed 2 messages Replaced by",
         "2 requests until it has paid for itself.", "1,026 more characters", "Price of the summary $0.01",
     ):  # fmt: skip
         assert told in text, told
@@ -428,7 +442,7 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
         in text
     )
     assert (
-        "prune 1 120k of 300k 101,000 80 % 90 % without 0 1 without n/a n/a without n/a n/a 1 tokens after 2"
+        "prune 1 120k of 300k 101,000 80 % 90 % without 0 1 without n/a n/a without n/a 1 tokens after 2"
         in text
     )
 
@@ -460,7 +474,7 @@ async def test_what_needs_no_store_is_shown_without_one() -> None:
         listed = await client.get("/ui/conversations")
     assert [each.status_code for each in (settings, played, listed)] == [200, 200, 503]
     text = Read(settings.text).text
-    assert "The store cannot be reached: which models were asked is not known." in text
+    assert "The proxy cannot reach the store, so it does not know which models were used." in text
     assert "upstream.base_url https://api.openai.com/v1" in text
     assert "prune" in Read(played.text).text
 
@@ -476,7 +490,7 @@ def test_rounds_of_two_strategies_are_marked_apart_on_the_chart() -> None:
     ]
     chart = json.loads(build_requests_chart(requests, [compacted("full"), compacted("split")]))
 
-    assert chart["rounds"] == [None, 1, None, 1]
+    assert chart["marks"] == [None, 1, None, 1]
     assert chart["places"] == [None, "full-1", None, "split-1"]
 
 
@@ -521,11 +535,11 @@ async def test_a_round_that_no_request_has_used_is_shown_as_prepared() -> None:
     assert "Undo Round 1 of anchored" in page
     assert "prepared, not used yet" in shown
     assert "messages would be replaced." in shown
-    assert "What the model would then see" in shown
-    assert "then saw" not in shown
+    assert "The model would see" in shown
+    assert "Seen by the model" not in shown
 
 
-async def test_the_page_says_which_round_was_taken_back_and_what_comes_next() -> None:
+async def test_the_page_says_which_round_was_undone_offers_to_redo_it_and_says_what_comes_next() -> None:
     answers = sample()
     made = answers["list_compactions"][0]
     overview = answers["get_overview"]
@@ -536,9 +550,123 @@ async def test_the_page_says_which_round_was_taken_back_and_what_comes_next() ->
     }
     async with pages(FakeAdmin(answers)) as client:
         page = Read((await client.get(f"{ONE}?done=undo")).text).text
-    assert "Round 1 of anchored, made 18 Nov 11:06:40 , is taken back: it was the newest in use." in page
+    assert "Round 1 of anchored, made 18 Nov 11:06:40 , is undone." in page
+    assert "Redo Round 1 of anchored" in page
     assert (
-        "The next request is sent in full. Compaction is paused, except when a request exceeds about" in page
+        "The next request is sent in full. Compaction is paused, except when a request exceeds" in page
     )
     assert "x-compaction: bypass" in page
     assert "Round 1 of anchored undone" in page
+
+
+async def test_the_overview_counts_what_its_filters_select() -> None:
+    api = FakeAdmin(sample())
+    async with pages(api) as client:
+        page = Read((await client.get("/ui?since=7d&model=local&key=k_0123456789ab")).text)
+        custom = Read((await client.get("/ui?since=custom&from=2026-11-17T00:00&to=2026-11-18T11:00")).text)
+    asked = {args[2]: (args[:2], kwargs) for name, args, kwargs in api.asked[:6] if name == "get_statistics"}
+    week = (AT - 7 * 86_400, AT)
+    assert asked == {
+        "hour": (week, {"model": "local", "key": "k_0123456789ab"}),
+        "model": (week, {"key": "k_0123456789ab"}),
+        "key": (week, {"model": "local"}),
+    }
+    assert "team-a (k_0123456789ab)" in page.text
+    assert "gpt-5.6 9,311" not in page.text
+    [charts] = [
+        [json.loads(each["data-chart"] or "") for each in shown.all("div") if "data-chart" in each]
+        for shown in (custom,)
+    ]
+    assert len(charts) == 5
+    assert (charts[0]["step"], charts[0]["x"][0], charts[0]["x"][-1]) == (3_600, 1_794_873_600, 1_794_999_600)
+
+
+@pytest.mark.parametrize(
+    ("since", "step_s", "columns"), [("1h", 3_600, 2), ("7d", 21_600, 29), ("30d", 86_400, 31)]
+)
+async def test_the_columns_of_a_long_period_are_few(since: str, step_s: int, columns: int) -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        page = Read((await client.get(f"/ui?since={since}")).text)
+    chart = next(json.loads(each["data-chart"] or "") for each in page.all("div") if "data-chart" in each)
+    assert (chart["step"], len(chart["x"])) == (step_s, columns)
+    assert sum(chart["series"][0]["values"]) == 2 * 4_100_000
+
+
+async def test_the_list_names_conversations_where_names_are_stored_and_says_how_else() -> None:
+    answers = sample()
+    [row] = answers["list_conversations"].rows
+    named = row._replace(totals=replace(row.totals, title="Fix the build", name="s-1", priced=0))
+    async with pages(FakeAdmin(answers)) as client:
+        plain = Read((await client.get("/ui/conversations")).text).text
+        answers["list_conversations"] = ConversationPage([named], None)
+        shown = Read((await client.get("/ui/conversations")).text).text
+    assert "set session.store_names and session.store_titles to true" in plain
+    assert "Fix the build s-1 · gpt-5.6 · c_01234567…" in shown
+    assert "n/a" not in shown
+    assert "earlier compaction used" in shown
+
+
+async def test_a_transcript_says_which_round_removed_a_message_and_which_messages_were_kept() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        page = Read((await client.get(f"{ONE}/transcript")).text)
+    assert (
+        "Kept by every compaction user 1 And now? Removed by Round 1 of anchored 18 Nov 11:06:40 user 2"
+        in page.text
+    )
+    assert f"{ONE}/messages/m_2" in links(page)
+
+
+async def test_hits_are_marked_link_to_the_message_and_to_the_search() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        found = (await client.get(f"{ONE}/search?q=SAID")).text
+        message = (await client.get(f"{ONE}/messages/m_2?q=exit")).text
+    assert "<mark>said</mark> 502" in found
+    assert f"{ONE}/search?q=SAID&scope=conversation" in links(Read(found))
+    assert f"{ONE}/messages/m_2?q=SAID&scope=conversation" in links(Read(found))
+    assert "<mark>exit</mark> 1" in message
+
+
+async def test_failures_of_compactions_are_grouped_counted_and_filtered() -> None:
+    answers = sample()
+    failed = answers["list_recent_items"][1]
+    fields = {**failed.fields, "kind": "failed", "reason": "deadline", "asked": "m"}
+    answers["list_recent_items"] = [failed, failed, failed._replace(fields=fields)]
+    async with pages(FakeAdmin(answers)) as client:
+        every = Read((await client.get("/ui/failures")).text).text
+        one = Read((await client.get("/ui/failures?kind=failed&model=m")).text).text
+        none = Read((await client.get("/ui/failures?model=unused&kind=over-limit")).text).text
+    assert "Compaction 3 events Failed open 2 times" in every
+    assert "Compaction failed 1 time the summary was not ready" in every
+    assert "Compaction 1 event Compaction failed 1 time" in one
+    assert "Failed open 2 times" not in one
+    assert "Upstream 1,207 requests" not in one
+    assert "No such failure" in none
+
+
+async def test_the_playground_offers_only_conversations_whose_messages_are_stored() -> None:
+    answers = sample()
+    [row] = answers["list_conversations"].rows
+    fresh = row._replace(id="c_fresh", totals=replace(row.totals, rounds=0))
+    answers["list_conversations"] = ConversationPage([row, fresh], None)
+    async with pages(FakeAdmin(answers)) as client:
+        page = Read((await client.get("/ui/playground")).text)
+        example = Read((await client.get("/ui/playground?example")).text)
+    assert [each["value"] for each in page.all("option")] == ["", NAME]
+    messages = json.loads(example.text[example.text.index("[ {") : example.text.rindex("} ]") + 3])
+    assert [each["role"] for each in messages[:4]] == ["system", "user", "assistant", "tool"]
+
+
+async def test_one_state_of_a_conversation_is_said_at_a_time() -> None:
+    answers = sample()
+    overview = answers["get_overview"]
+    said = []
+    for directives in (
+        Directives(bypass=True, compact=True, suppressed=True),
+        Directives(compact=True, suppressed=True),
+        Directives(suppressed=True),
+    ):
+        answers["get_overview"] = replace(overview, directives=directives)
+        async with pages(FakeAdmin(answers)) as client:
+            page = Read((await client.get(f"{ONE}?done=compact")).text)
+        said.append([each["class"] for _, each in page.elements if "notice" in str(each.get("class"))])
+    assert said == [["notice"]] * 3

@@ -51,12 +51,12 @@ async def listed(client: httpx.AsyncClient) -> str:
         while True:
             page = Read((await client.get("/own/ui/conversations", headers=ADMIN)).text)
             found = [each["href"] for each in page.all("a") if each.get("class") == "id"]
-            if found and "n/a of" not in page.text:
+            if found and "not inspected" not in page.text:
                 return str(found[0])
             await asyncio.sleep(0.1)
 
 
-async def test_what_was_compacted_is_shown_from_the_list_to_the_three_panes() -> None:
+async def test_what_was_compacted_is_shown_from_the_list_to_the_round() -> None:
     async with (
         serve_embedded(DemoProvider(DemoProviderSettings(CharacterCounter(), window=4_096))) as upstream,
         serve_embedded(create_app(config(upstream))) as url,
@@ -74,16 +74,22 @@ async def test_what_was_compacted_is_shown_from_the_list_to_the_three_panes() ->
         pages = (
             "", "?since=30d", "/failures", "/settings", f"/playground?conversation={one.rpartition('/')[2]}",
         )  # fmt: skip
-        more = (f"{rounds[-1]}/prompts", f"{one}/search?q=part0.py", *(f"/own/ui{path}" for path in pages))
+        found_at = f"{one}/search?q=part0.py"
+        more = (f"{one}/transcript", f"{rounds[-1]}/prompts", found_at, *(f"/own/ui{path}" for path in pages))
         found = {path: await client.get(path, headers=ADMIN) for path in more}
         assert {path: answer.status_code for path, answer in found.items()} == dict.fromkeys(more, 200)
-        hit = next(a for a in Read(found[more[1]].text).all("a") if "/messages/" in str(a.get("href")))
-        assert "src/part0.py" in (await client.get(str(hit["href"]), headers=ADMIN)).text
-        for action, said in (("bypass", "Bypassed:"), ("resume", "is compacted again"), ("undo", "undone")):
+        hit = next(a for a in Read(found[found_at].text).all("a") if "/messages/" in str(a.get("href")))
+        assert "src/<mark>part0.py</mark>" in (await client.get(str(hit["href"]), headers=ADMIN)).text
+        for action, said in (
+            ("bypass", "Bypassed:"),
+            ("resume", "is compacted again"),
+            ("undo", "is undone."),
+            ("redo", "Undo Round"),
+        ):
             answer = await client.post(f"{one}/{action}", headers=ADMIN, follow_redirects=True)
             assert said in Read(answer.text).text
         answer = await client.post(f"{one}/delete", headers=ADMIN, follow_redirects=True)
-        assert "Everything that was stored of the conversation is deleted." in answer.text
+        assert "All stored data of the conversation is deleted." in answer.text
         assert (await client.get(one, headers=ADMIN)).status_code == 404
 
 

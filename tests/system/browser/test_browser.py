@@ -10,6 +10,8 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from importlib.resources import files
 from typing import Any
 
 import httpx
@@ -35,12 +37,26 @@ HOSTILE = (
     '"><img src=x onerror="window.hit=1"><script>window.hit=1</script>'
     "<svg/onload=window.hit=1>' onfocus=window.hit=1 autofocus x='{{7*7}}</textarea></title>"
     '<iframe srcdoc="<script>parent.hit=1</script>"></iframe><a href="javascript:window.hit=1" autofocus>'
+    "![x](https://evil.example/x.png) [y](javascript:window.hit=1) `<img src=x onerror=window.hit=1>`"
 )
 MODEL = "demo-<img src=x onerror=window.hit=1>"
 UNLUCKY = "demo-unlucky"
 # Says on the console what a page's policy has refused; a page of ours gives no reason to.
 WATCH = "document.addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.blockedURI))"
-LOOKS = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+PATIENCE_MS = 120_000  # on a busy machine
+LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
+# Rules of WCAG A and AA, among them contrast and labels.
+AXE = files("axe_playwright_python") / "axe.min.js"
+AXE_OPTIONS = {
+    "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
+    "resultTypes": ["violations"],
+}
+# Boxes of the content that scroll by themselves.
+INNER_SCROLLS = """[...document.querySelectorAll("main *")].filter((each) => each.tagName !== "TEXTAREA"
+  && /auto|scroll/.test(getComputedStyle(each).overflow + getComputedStyle(each).overflowX)
+  && (each.scrollHeight > each.clientHeight + 1 || each.scrollWidth > each.clientWidth + 1))
+  .map((each) => each.className)"""
+OPEN_ALL = "document.querySelectorAll('details').forEach((each) => { each.open = true })"
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the PATH"),
@@ -100,7 +116,9 @@ class Scene:
         return f"/ui/conversations/{self.id}/compactions/{place}"
 
     @asynccontextmanager
-    async def looking(self, width: int = 1280, scheme: str = "light", base: str = "") -> AsyncIterator[Page]:
+    async def looking(
+        self, width: int = 1440, scheme: str = "light", base: str = "", zone: str = "UTC"
+    ) -> AsyncIterator[Page]:
         """A page of the browser, of which nothing may be left to say in the end."""
         base = base or self.url
         troubles: list[str] = []
@@ -108,7 +126,9 @@ class Scene:
             base_url=base,
             viewport={"width": width, "height": 844},
             color_scheme="dark" if scheme == "dark" else "light",
+            timezone_id=zone,
         )
+        page.set_default_timeout(PATIENCE_MS)
         await page.add_init_script(WATCH)
         page.on("console", lambda said: troubles.append(said.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -169,16 +189,34 @@ async def fits(page: Page, path: str) -> None:
     assert await page.locator("[data-chart] canvas").count() == await page.locator("[data-chart]").count(), (
         path
     )
+    if inner < 500:
+        assert await page.evaluate(INNER_SCROLLS) == [], path
+
+
+async def obeys(page: Page, path: str) -> None:
+    """The page has the contrast, the labels and the roles that WCAG AA asks for."""
+    await page.evaluate(AXE.read_text("utf-8"))
+    found = await page.evaluate("(options) => axe.run(document, options)", AXE_OPTIONS)
+    told = [(each["id"], [node["html"][:200] for node in each["nodes"][:3]]) for each in found["violations"]]
+    assert told == [], path
 
 
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
-async def test_no_page_gives_trouble_or_is_too_wide(scene: Scene, width: int, scheme: str) -> None:
+async def test_no_page_gives_trouble_is_too_wide_or_shuts_anybody_out(
+    scene: Scene, width: int, scheme: str
+) -> None:
     one, made = f"/ui/conversations/{scene.id}", await scene.round()
-    shown = ("/ui", "/ui/conversations", one, made, f"{made}/prompts", "/ui/failures", "/ui/settings")
+    shown = (
+        "/ui", "/ui?since=30d&model=unused", "/ui?since=custom", "/ui/conversations",
+        "/ui/conversations?label=unused", one, f"{one}/transcript", made, f"{made}/prompts", "/ui/failures",
+        "/ui/settings", f"{one}/search?q=part0.py", "/ui/playground", "/ui/playground?example",
+    )  # fmt: skip
     async with scene.looking(width, scheme) as page:
-        for path in (*shown, f"{one}/search?q=part0.py", "/ui/playground"):
+        for path in shown:
             await page.goto(path)
+            await page.evaluate(OPEN_ALL)
             await fits(page, path)
+            await obeys(page, path)
 
 
 async def test_whatever_the_api_tells_is_only_text(scene: Scene) -> None:
@@ -189,6 +227,7 @@ async def test_whatever_the_api_tells_is_only_text(scene: Scene) -> None:
             "/ui",
             "/ui/conversations",
             one,
+            f"{one}/transcript",
             f"{one}/compactions/{PLACE}",
             "/ui/failures",
             "/ui/settings",
@@ -219,11 +258,11 @@ async def test_the_overview_leads_by_links_to_what_a_round_removed_and_what_the_
         await over.hover(position=spot)  # type: ignore[arg-type]  # a dict of the two
         await over.click(position=spot)  # type: ignore[arg-type]
         await page.wait_for_url(f"**/compactions/{marks['places'][at]}")
-        removed, summary, seen = await page.locator(".pane").all_inner_texts()
-        assert "src/part0.py" in removed
-        assert "src/part0.py" in summary + seen
-        assert "written by this proxy" in seen
-        assert await page.locator(".pane mark").count() > 0
+        assert "src/part0.py" in await page.locator(".round").inner_text()
+        replaced = page.locator(".replaced")
+        assert await replaced.locator(".before .message").count() > 1
+        assert "written by this proxy" in await replaced.locator(".now").inner_text()
+        assert await replaced.locator("mark").count() > 0
 
 
 async def test_hands_on_the_keyboard_find_the_content_search_pin_and_press_buttons(scene: Scene) -> None:
@@ -275,14 +314,23 @@ async def test_bypass_resume_and_undo_are_done_and_said(scene: Scene) -> None:
     async with scene.looking(390) as page:
         await page.goto(f"/ui/conversations/{scene.id}")
         for button, said in (
-            ("Bypass", "Bypassed: requests go on as they come"),
+            ("Bypass", "Bypassed: the proxy sends requests unchanged"),
             ("Resume", "This conversation is compacted again."),
-            ("Undo Round", "is taken back: it was the newest in use."),
         ):
             await page.get_by_role("button", name=button).click()
             await page.get_by_text(said).first.wait_for()
-        assert await page.locator("tr.undone").count() >= 1
-        assert await page.locator("tbody th a[href*='/compactions/']").count() == made
+        redo = page.get_by_role("button", name="Redo Round")
+        for _ in range(2):
+            await page.locator("summary", has_text="Undo Round").click()
+            await page.get_by_role("button", name="Undo Round").click()
+            await page.get_by_text("is undone.").wait_for()
+            await redo.click()
+            await expect(redo).to_have_count(0)
+        await page.locator("summary", has_text="Undo Round").click()
+        await page.get_by_role("button", name="Undo Round").click()
+        await redo.wait_for()
+        assert await page.locator(".timeline .undone").count() >= 1
+        assert await page.locator(".timeline a[href*='/compactions/']").count() == made
     assert not (await scene.told(f"conversations/{scene.id}"))["bypass"]
 
 
@@ -303,7 +351,7 @@ async def test_the_prompt_opens_in_its_place_and_the_playground_tries_what_its_s
 ) -> None:
     async with scene.looking() as page:
         await page.goto(await scene.round())
-        await page.get_by_text("Show what the summary model was asked").click()
+        await page.get_by_text("Show the prompt of the summary model").click()
         await page.locator("#prompts .text").first.wait_for()
         await page.goto(f"/ui/playground?conversation={scene.id}")
         await page.check("input[value=chained]")
@@ -311,14 +359,39 @@ async def test_the_prompt_opens_in_its_place_and_the_playground_tries_what_its_s
         assert await page.inner_text("output[for=trigger]") == "2,000"
         await page.get_by_role("button", name="Try").press("Enter")
         await page.locator("[data-chart] canvas").wait_for()
-        assert await page.locator(".scroll tbody th").all_inner_texts() == ["anchored", "chained"]
+        assert await page.locator(".outcomes tbody th").all_inner_texts() == ["anchored", "chained"]
 
 
 async def test_a_summary_model_that_fails_is_told_among_the_failures(scene: Scene) -> None:
     async with scene.looking(390) as page:
         await page.goto("/ui/failures")
-        assert "the provider of the summary model returned an error (http-503)" in await page.inner_text(
-            "tbody"
-        )
-        request = await page.locator("tbody .id").last.inner_text()
+        assert "returned an error (http-503)" in await page.inner_text("#failures")
+        request = await page.locator("#failures .id.whole").last.inner_text()
         assert request.startswith("r_")
+
+
+async def test_times_are_local_and_the_page_says_how_old_its_figures_are(scene: Scene) -> None:
+    async with scene.looking(zone="Asia/Tokyo") as page:
+        await page.goto(f"/ui/conversations/{scene.id}")
+        shown = page.locator(".timeline time").first
+        at = datetime.fromisoformat(str(await shown.get_attribute("datetime")))
+        local = at.astimezone(timezone(timedelta(hours=9)))
+        assert await shown.inner_text() == f"{local:%d %b %H:%M:%S}"
+        assert await page.inner_text("#zone") == "Asia/Tokyo"
+        assert (await page.inner_text("#refreshed")).endswith("s ago")
+
+
+async def test_what_a_reader_has_opened_stays_open_when_the_page_follows(scene: Scene) -> None:
+    async with scene.looking() as page:
+        await page.clock.install()
+        await page.goto(f"/ui/conversations/{scene.id}")
+        table = page.locator("#state details", has=page.locator("table"))
+        await table.locator("summary").click()
+        await page.evaluate("document.activeElement.blur()")
+        rows = table.locator("tbody tr")
+        before = await rows.count()
+        await scene.turn()
+        await scene.written(before + 1)
+        await page.clock.run_for(5_000)
+        await expect(rows).to_have_count(before + 1)
+        assert await table.get_attribute("open") is not None

@@ -38,6 +38,7 @@ from compaction_proxy.admin.api.schemas import (
     to_conversation,
     to_instructions,
     to_pins,
+    to_round,
     to_undone,
 )
 from compaction_proxy.admin.queries import (
@@ -251,6 +252,15 @@ async def _undo(conversation: str, commands: CommandsDependency, settings: Setti
     """
     result = await commands.undo_round(conversation)
     return build_json_response(to_undone(result, estimate_hard_mark(settings.config, result.totals)))
+
+
+@router.post("/conversations/{conversation}/redo", response_model=schemas.Round)
+async def _redo(conversation: str, commands: CommandsDependency) -> Response:
+    """Redo the compaction that was undone last. The response describes this compaction.
+
+    This is possible until a new compaction is made.
+    """
+    return build_json_response(to_round(await commands.redo_round(conversation), undone=False))
 
 
 @router.post("/conversations/{conversation}/bypass", response_model=Bypass)

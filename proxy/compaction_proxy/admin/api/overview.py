@@ -32,6 +32,7 @@ from fastapi import Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from compaction_proxy.admin.api import schemas
+from compaction_proxy.admin.api.conversations import SearchQuery
 from compaction_proxy.admin.api.routing import (
     AdminSettings,
     ListLimit,
@@ -98,14 +99,17 @@ async def _stats(
     since: TimeParameter = "7d",
     until: TimeParameter = "0m",
     by: Grouping = "total",
+    model: SearchQuery = "",
+    key: SearchQuery = "",
 ) -> Response:
     """Get the sums of all exchanges in the hours that the period from `since` to `until` overlaps.
 
-    `by` says what each row of the response sums up, such as an hour or a model.
+    `by` says what each row of the response sums up, such as an hour or a model. `model` and `key` (`k_…`)
+    select one model and one client key.
     """
     now = queries.now()
     start, stop = parse_time(since, now), parse_time(until, now)
-    report = await queries.get_statistics(start, stop, by)
+    report = await queries.get_statistics(start, stop, by, model=model, key=key)
     return build_json_response(
         schemas.to_stats(start, stop, by, report, list_prices=uses_list_prices(settings.config))
     )

@@ -27,7 +27,13 @@ from compaction_proxy.recall.archive import RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail, SummaryPrompt, VisibleMessage
 from compaction_proxy.recall.search import SearchHit
 from compaction_proxy.telemetry.live_feed import HIDDEN_FIELDS, FeedItem
-from compaction_proxy.telemetry.statistics import COUNTS, COUNTS_BY_WORD, ExchangeCounters, StatisticsRow
+from compaction_proxy.telemetry.statistics import (
+    COUNTS,
+    COUNTS_BY_WORD,
+    ExchangeCounters,
+    StatisticsRow,
+    compute_quantile_s,
+)
 from compaction_proxy.telemetry.usage import DOLLARS, ExchangeEntry, Totals
 
 
@@ -183,6 +189,11 @@ _COUNTER_TYPES: dict[str, Any] = {
     "overhead": list[int],
     "overhead_p50_s": float | None,
     "overhead_p95_s": float | None,
+    "overhead_own_p50_s": float | None,
+    "overhead_own_p95_s": float | None,
+    "overhead_waiting": list[int],
+    "overhead_waiting_p50_s": float | None,
+    "overhead_waiting_p95_s": float | None,
 }
 ExchangeLine = _make_schema(
     "ExchangeLine",
@@ -460,14 +471,16 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
     """Converts counters to JSON values.
 
     If there are exchanges and none of them has a known price, all amounts in dollars are None. A failed
-    exchange has no price. If all exchanges failed, the cost of summaries counts all the same.
+    exchange has no price. If all exchanges failed, the cost of summaries counts all the same. The quantiles
+    of overhead are those of all exchanges, of those that did not wait for a compaction (`own`), and of those
+    that waited (`waiting`).
     """
     answered = counters.requests - counters.failed
     priced = counters.unpriced < answered if answered else not counters.failed or counters.summary_usd > 0
     dollars = _select_values(counters, _MONEY_FIELDS) if priced else dict.fromkeys(_MONEY_FIELDS)
     return {
         **_select_values(counters, COUNTS),
-        "failed_open": counters.statuses.get("failed-open", 0),
+        "failed_open": counters.failed_open,
         "net_tokens": counters.net_tokens,
         "last_at": counters.last_at or None,
         **dollars,
@@ -475,6 +488,11 @@ def to_counters(counters: ExchangeCounters) -> dict[str, Any]:
         "overhead": counters.overhead,
         "overhead_p50_s": counters.compute_overhead_quantile_s(0.5),
         "overhead_p95_s": counters.compute_overhead_quantile_s(0.95),
+        "overhead_own_p50_s": compute_quantile_s(counters.own_overhead, 0.5),
+        "overhead_own_p95_s": compute_quantile_s(counters.own_overhead, 0.95),
+        "overhead_waiting": counters.waiting_overhead,
+        "overhead_waiting_p50_s": compute_quantile_s(counters.waiting_overhead, 0.5),
+        "overhead_waiting_p95_s": compute_quantile_s(counters.waiting_overhead, 0.95),
     }
 
 

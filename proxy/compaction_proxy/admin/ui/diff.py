@@ -7,11 +7,13 @@ contains. A distinctive word, such as a path or a number, counts as kept if the 
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
+from compaction_proxy.admin.ui.markdown import Block, parse_markdown, parse_plain
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import STAND_IN, VisibleMessage
 
@@ -110,91 +112,200 @@ def _is_distinctive(word: str) -> bool:
     return len(word) >= _DISTINCTIVE_CHARACTERS and _DISTINCTIVE.search(word) is not None
 
 
-# Maximum characters that a pane shows of a message that is not a replacement, and maximum number of messages
-# in a pane. The page shows how many characters and messages a pane leaves out.
+# Maximum characters that a page shows of a message that is not a replacement, and maximum number of removed
+# messages and of seen messages on the page of a compaction. The page shows how many it leaves out.
 MAX_SHOWN_CHARACTERS = 4_000
 MAX_SHOWN_MESSAGES = 200
+# Roles of messages that contain the output of a tool.
+_TOOL_ROLES = frozenset({"tool", "function"})
 
 
 @dataclass(frozen=True, slots=True)
-class PaneMessage:
-    """A message in one of the panes on the page of a compaction.
+class ShownMessage:
+    """A message on a page.
 
     Attributes:
         message: The message.
-        pieces: The part of the message's text that the pane shows, split into pieces.
-        left_out: Number of characters of the text that the pane does not show.
-        stand_in: Whether the message is a replacement that a compaction made.
+        blocks: The part of the message's text that the page shows.
+        left_out: Number of characters of the text that the page does not show.
     """
 
     message: RemovedMessage | VisibleMessage
-    pieces: Sequence[DiffPiece]
-    left_out: int
-    stand_in: bool
+    blocks: Sequence[Block]
+    left_out: int = 0
+
+
+# What a compaction did with messages. `replaced`: a replacement stands in their place. `shortened`: the
+# message stayed, with a shorter text. `earlier`: an earlier compaction wrote the message. `kept`: the client
+# sent the message, and the compaction left it unchanged. `removed`: nothing stands in their place.
+Change = Literal["replaced", "shortened", "earlier", "kept", "removed"]
 
 
 @dataclass(frozen=True, slots=True)
-class RoundPanes:
-    """Content of the three panes on the page of a compaction.
+class RoundRow:
+    """A row on the page of a compaction: messages before the compaction, and the message after it.
 
     Attributes:
-        removed: Messages that the compaction removed. `DiffPiece.is_shared` says whether the summary or a
-            replacement contains the piece.
-        removed_left_out: Number of removed messages that the pane does not show.
-        summary: Text of the summary, split into pieces. `is_shared` says whether the removed messages contain
-            the piece.
-        seen: Messages that the model saw after the compaction. In a replacement, `is_shared` says whether the
-            removed messages contain the piece. In any other message, `is_shared` is False.
-        seen_left_out: Number of messages that the model saw but that the pane does not show.
+        change: What the compaction did.
+        before: The messages that the compaction removed or shortened.
+        after: The message that the model saw; None if nothing stands in the place of `before`.
     """
 
-    removed: Sequence[PaneMessage]
+    change: Change
+    before: Sequence[ShownMessage]
+    after: ShownMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundView:
+    """What a compaction did to the messages, in the order in which the model saw them.
+
+    Attributes:
+        rows: The rows. In removed messages and in replacements, marked pieces of text are in both.
+        removed: Number of messages that the compaction removed or shortened.
+        removed_left_out: Number of these messages that no row shows.
+        seen: Number of messages that the model saw.
+        seen_left_out: Number of these messages that no row shows.
+    """
+
+    rows: Sequence[RoundRow]
+    removed: int
     removed_left_out: int
-    summary: Sequence[DiffPiece]
-    seen: Sequence[PaneMessage]
+    seen: int
     seen_left_out: int
 
 
-def build_panes(
+def show_message(message: RemovedMessage | VisibleMessage, limit: int = MAX_SHOWN_CHARACTERS) -> ShownMessage:
+    """Prepares a message for a page. The page shows at most `limit` characters of it."""
+    text = message.text[:limit]
+    return ShownMessage(message, parse_text(text, message.role), len(message.text) - len(text))
+
+
+def parse_text(text: str, role: str, pieces: Iterable[DiffPiece] = ()) -> tuple[Block, ...]:
+    """Parses the text of a message: as code if a tool has written it, else as Markdown.
+
+    `pieces` are those of the text, if it was compared with another one. Shared pieces are marked.
+    """
+    shared = list(_iter_shared_ranges(pieces))
+    return parse_plain(text, shared) if role in _TOOL_ROLES else parse_markdown(text, shared)
+
+
+def _iter_shared_ranges(pieces: Iterable[DiffPiece]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for piece in pieces:
+        stop = start + len(piece.text)
+        if piece.is_shared:
+            yield start, stop
+        start = stop
+
+
+def build_round_view(
     summary: str, removed: Sequence[RemovedMessage], seen: Sequence[VisibleMessage]
-) -> RoundPanes:
-    """Builds the panes on the page of a compaction.
+) -> RoundView:
+    """Builds the rows on the page of a compaction.
 
     The function compares only a part of long texts (`MAX_COMPARED_CHARACTERS`), so that it takes at most
     100 ms.
 
     Args:
         summary: Text of the summary.
-        removed: Messages that the compaction removed.
+        removed: Messages that the compaction removed or shortened.
         seen: Messages that the model saw after the compaction.
     """
-    stand_ins = [each.text for each in seen if each.origin == STAND_IN]
-    before = index_words(each.text for each in removed)
-    after = index_words([summary, *stand_ins])
-    return RoundPanes(
-        removed=_compare_messages(removed[:MAX_SHOWN_MESSAGES], after),
-        removed_left_out=max(0, len(removed) - MAX_SHOWN_MESSAGES),
-        summary=split_pieces(summary[:MAX_COMPARED_CHARACTERS], before),
-        seen=_compare_messages(seen[:MAX_SHOWN_MESSAGES], before),
-        seen_left_out=max(0, len(seen) - MAX_SHOWN_MESSAGES),
-    )
+    known = {each.id for each in removed}
+    shortened = {each.id for each in seen if each.origin == STAND_IN and each.id in known}
+    own = _find_replacement(summary, seen, is_needed=len(shortened) < len(known))
+    if own is None and summary:
+        own = VisibleMessage("", summary, STAND_IN, "")
+        seen = (own, *seen)
+    texts = [summary, *(each.text for each in seen if each.origin == STAND_IN)]
+    before = _compare_messages(removed[:MAX_SHOWN_MESSAGES], index_words(texts))
+    after = _compare_messages(_select_seen(seen, own), index_words(each.text for each in removed))
+    originals = {each.message.id: each for each in before}
+    gone = [each for each in before if each.message.id not in shortened]
+    rows = [_build_row(each, own, gone, originals) for each in after]
+    if gone and own is None:
+        rows.insert(0, RoundRow("removed", gone, None))
+    return RoundView(rows, len(removed), len(removed) - len(before), len(seen), len(seen) - len(after))
+
+
+def _find_replacement(
+    summary: str, seen: Sequence[VisibleMessage], *, is_needed: bool
+) -> VisibleMessage | None:
+    """Returns the message that this compaction wrote; None if there is none.
+
+    If none contains the summary, returns the last message that any compaction wrote, if `is_needed`.
+    """
+    written = [each for each in seen if each.origin == STAND_IN and not each.id]
+    found = [each for each in written if summary and summary in each.text]
+    return next(reversed(found or (written if is_needed else [])), None)
+
+
+def _select_seen(seen: Sequence[VisibleMessage], own: VisibleMessage | None) -> Sequence[VisibleMessage]:
+    """Returns at most `MAX_SHOWN_MESSAGES` messages, among them the replacement."""
+    place = next((index for index, each in enumerate(seen) if each is own), 0)
+    first = 0 if place < MAX_SHOWN_MESSAGES else place
+    return seen[first : first + MAX_SHOWN_MESSAGES]
+
+
+def _build_row(
+    after: ShownMessage,
+    own: VisibleMessage | None,
+    gone: Sequence[ShownMessage],
+    originals: Mapping[str, ShownMessage],
+) -> RoundRow:
+    message = after.message
+    if message is own:
+        return RoundRow("replaced", gone, after)
+    if isinstance(message, VisibleMessage) and message.origin == STAND_IN:
+        original = originals.get(message.id)
+        return RoundRow("shortened", [original], after) if original else RoundRow("earlier", (), after)
+    return RoundRow("kept", (), after)
 
 
 def _compare_messages(
     messages: Iterable[RemovedMessage | VisibleMessage], other: DiffWords
-) -> list[PaneMessage]:
-    """Builds the messages of a pane, and compares them with the indexed text `other`.
+) -> list[ShownMessage]:
+    """Prepares messages for a page, and compares them with the indexed text `other`.
 
     Compares only removed messages and replacements. Other messages are the client's own, which the compaction
     kept unchanged. Compares at most `MAX_COMPARED_CHARACTERS` characters of all messages together.
     """
-    panes: list[PaneMessage] = []
+    shown: list[ShownMessage] = []
     remaining = MAX_COMPARED_CHARACTERS
     for message in messages:
         stand_in = isinstance(message, VisibleMessage) and message.origin == STAND_IN
         text = message.text[: remaining if stand_in else MAX_SHOWN_CHARACTERS]
         compared = (stand_in or isinstance(message, RemovedMessage)) and len(text) <= remaining
         remaining -= len(text) if compared else 0
-        pieces = split_pieces(text, other) if compared else [DiffPiece(text, is_shared=False)]
-        panes.append(PaneMessage(message, pieces, len(message.text) - len(text), stand_in))
-    return panes
+        pieces = split_pieces(text, other) if compared else ()
+        shown.append(
+            ShownMessage(message, parse_text(text, message.role, pieces), len(message.text) - len(text))
+        )
+    return shown
+
+
+# Maximum number of words and phrases of a query that a page highlights.
+MAX_HIGHLIGHTED = 20
+_QUERY_PART = re.compile(r'"([^"]+)"|(\S+)')
+
+
+def highlight_query(text: str, query: str) -> list[DiffPiece]:
+    """Splits a text into the words that begin like a word of a query or are a phrase of it, and the rest.
+
+    Case does not matter. The search also finds other forms of a word. They are not highlighted.
+    """
+    parts = [match[1] or match[2].strip("*\"'.,;:?!()") for match in _QUERY_PART.finditer(query)]
+    words = [re.escape(each.strip()) for each in parts[:MAX_HIGHLIGHTED] if each.strip()]
+    if not words:
+        return [DiffPiece(text, is_shared=False)]
+    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(words, key=len, reverse=True))})\w*", re.IGNORECASE)
+    pieces: list[DiffPiece] = []
+    pos = 0
+    for match in pattern.finditer(text):
+        pieces += [
+            DiffPiece(text[pos : match.start()], is_shared=False),
+            DiffPiece(match[0], is_shared=True),
+        ]
+        pos = match.end()
+    return [each for each in (*pieces, DiffPiece(text[pos:], is_shared=False)) if each.text]

@@ -15,7 +15,9 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from itertools import count
+from types import MappingProxyType
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote_to_bytes, urlencode
 
 from starlette.exceptions import HTTPException
@@ -36,7 +38,22 @@ from compaction_proxy.admin.browser_sessions import (
     redeem_code,
 )
 from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
-from compaction_proxy.admin.ui.diff import MAX_SHOWN_CHARACTERS, build_panes
+from compaction_proxy.admin.ui.charts import (
+    DASHES,
+    DAY_S,
+    MAX_PERIODS,
+    STEPS_S,
+    build_period_charts,
+    build_requests_chart,
+    build_strategies_chart,
+    sum_columns,
+)
+from compaction_proxy.admin.ui.diff import (
+    MAX_SHOWN_CHARACTERS,
+    build_round_view,
+    highlight_query,
+    show_message,
+)
 from compaction_proxy.admin.ui.templates import HEADERS, Templates, describe_error
 from compaction_proxy.compaction.directives import Directives
 from compaction_proxy.compaction.types import CompactionStatus
@@ -46,49 +63,76 @@ from compaction_proxy.core.errors import (
     StoreUnavailableError,
     UnreadableBodyError,
 )
-from compaction_proxy.core.event import Event, from_fields
-from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.core.event import FAILED_OPEN, FAILURE_KINDS, SMALL, Event, from_fields
 from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.providers.pricing import uses_list_prices
+from compaction_proxy.recall.archive import RecalledMessage, RemovedMessage
+from compaction_proxy.recall.round_detail import KEPT, VisibleMessage
 from compaction_proxy.replay.jobs import ReplayJob, parse_job
 from compaction_proxy.replay.provider import JsonObject
-from compaction_proxy.support.formatting import encode_path_segment
+from compaction_proxy.support.formatting import (
+    describe_event_kind,
+    describe_reason,
+    describe_status,
+    encode_path_segment,
+)
 from compaction_proxy.telemetry.live_feed import FeedItem
-from compaction_proxy.telemetry.statistics import Grouping, StatisticsRow
 from compaction_proxy.wires.json.slices import find_members
 
-# Maps each time range that a reader can choose to the period that a column of the overview's chart then
-# covers.
-RANGES: Mapping[str, Grouping] = {"24h": "hour", "7d": "hour", "30d": "day"}
+# Maps each period that a reader can choose to its name on the page. A custom period has two more parameters,
+# `from` and `to`.
+PERIODS = {
+    "1h": "1 hour", "6h": "6 hours", "24h": "24 hours", "7d": "7 days", "30d": "30 days", "custom": "Custom",
+}  # fmt: skip
+DEFAULT_PERIOD = "24h"
 SORTS: Mapping[Sort, str] = {
     "last": "Last request", "tokens": "Tokens", "net": "Net saved", "requests": "Requests",
 }  # fmt: skip
 # Maps each age of the last request that a reader can choose to its name on the page.
 AGES = {"": "Any time", "1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7 days", "30d": "Last 30 days"}
-STATUSES = {"": "Any status", **{str(each): str(each) for each in CompactionStatus}}
+# Maps each status of a request to what the proxy did with the request.
+STATUS_TEXTS: Mapping[str, str] = {
+    CompactionStatus.NONE: "sent unchanged",
+    CompactionStatus.REUSED: "earlier compaction used",
+    CompactionStatus.APPLIED: "compacted now",
+    CompactionStatus.SCHEDULED: "next compaction being prepared",
+    CompactionStatus.SHADOW: "report only",
+    CompactionStatus.BYPASSED: "bypassed",
+    CompactionStatus.FAILED_OPEN: "compaction failed, request sent",
+    CompactionStatus.OVER_LIMIT: "too long, sent all the same",
+}
+# Maps figures of a request to the titles of their columns on the page of a conversation.
+EXCHANGE_COLUMNS = {
+    "tokens_before": "Sent", "tokens_after": "Forwarded", "prompt_tokens": "Counted",
+    "cached_tokens": "Cached", "completion_tokens": "Answer", "recalls": "Searches",
+}  # fmt: skip
+
+STATUSES = {"": "Any status", **{str(each): f"{text} ({each})" for each, text in STATUS_TEXTS.items()}}
 STRATEGY_NAMES = {"": "Any strategy", **{name: name for name in STRATEGIES}}
 # Fields of the form on the page of conversations that select conversations by what a reader types.
 _TYPED_FILTERS = ("q", "model", "key", "label")
 # Maps each scope of a search to its name on the page.
 SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
 # Maps each action to the confirmation that a page then shows. The query parameter `done` names the action.
+# The state of a conversation, which its page always shows, confirms the other actions.
 ACTION_MESSAGES = {
-    "compact": "The next request of this conversation will be compacted.",
-    "bypass": "This conversation's requests go on as they come from now on.",
     "resume": "This conversation is compacted again.",
-    "pin": "The text is pinned: no round may lose it.",
-    "unpin": "The text is not pinned any more.",
-    "remove": "These instructions are left out as soon as a request is rewritten.",
-    "restore": "These instructions are kept again.",
-    "deleted": "Everything that was stored of the conversation is deleted.",
+    "pin": "The text is pinned. Every compaction keeps it word for word.",
+    "unpin": "The text is no longer pinned.",
+    "remove": "The proxy leaves out these instructions from the next request that it rewrites.",
+    "restore": "The proxy keeps these instructions again.",
+    "deleted": "All stored data of the conversation is deleted.",
 }
-ROWS_PER_PAGE = 50
+ROWS_PER_PAGE = 25
+MESSAGES_PER_PAGE = 100
 MAX_EXCHANGES = 500
 MAX_EVENTS = 200
 RECENT_EVENTS = 10
+# Maximum number of events that the failures page lists of one group.
+EVENTS_PER_GROUP = 20
 # Maximum number of rows (an upstream and a cause of its failures) on the overview. The failures page has all.
 OVERVIEW_CAUSES = 5
-MAX_HITS = 50
+MAX_HITS = 20
 MAX_FORM_BYTES = 65_536
 _MAX_FIELDS = 100
 # Maximum bytes of a transcript in the playground's form. A larger one gets status 413. The whole form may
@@ -101,13 +145,6 @@ TOO_LARGE = (
 _TOO_LARGE = 413
 _OFFERED_CONVERSATIONS = 50
 _TRANSCRIPT_FIELDS = ("messages", "tools", "model")
-# Maximum number of columns in a chart. Each column shows a request or a period. If there are more requests
-# or periods, the chart shows only the newest.
-MAX_COLUMNS = 500
-# Dash patterns for the lines of a chart, one for each strategy. A pattern lists the lengths of a dash, a gap,
-# the next dash and so on, in pixels. The empty pattern is a solid line.
-DASHES = ((), (8, 4), (2, 3), (12, 3, 2, 3), (4, 4), (1, 2), (16, 4))
-_STEPS_S = {"hour": 3_600, "day": 86_400}
 # `_decode_component` decodes a value of a form in pieces of at most this many bytes. A single call for
 # megabytes would hold Python's global lock for seconds, and the event loop would have to wait.
 _PIECE_BYTES = 65_536
@@ -171,10 +208,15 @@ _Name = TypeVar("_Name", bound=str)
 _T = TypeVar("_T")
 
 
-def _choose_value(request: Request, name: str, allowed: Mapping[_Name, str]) -> _Name:
-    """Returns the value of the query parameter `name` if it is a key of `allowed`, else the first key."""
+def _choose_value(
+    request: Request, name: str, allowed: Mapping[_Name, str], default: _Name | None = None
+) -> _Name:
+    """Returns the value of the query parameter `name` if it is a key of `allowed`.
+
+    Otherwise returns `default`, or the first key.
+    """
     value = request.query_params.get(name, "")
-    return next((each for each in allowed if each == value), next(iter(allowed)))
+    return next((each for each in allowed if each == value), default or next(iter(allowed)))
 
 
 def _read_query(request: Request, name: str = "q") -> str:
@@ -188,6 +230,58 @@ def _read_query(request: Request, name: str = "q") -> str:
         message = f"query.{name}: String should have at most {MAX_QUERY_CHARACTERS} characters"
         raise RequestRefusedError(422, message, "invalid_request")
     return query
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A period that a reader has chosen.
+
+    Attributes:
+        name: Key of `PERIODS`.
+        start: Start, in seconds since the epoch.
+        end: End, in seconds since the epoch.
+        parameters: The query parameters that choose this period.
+    """
+
+    name: str
+    start: float
+    end: float
+    parameters: Mapping[str, str]
+
+    @property
+    def text(self) -> str:
+        """The period in a sentence, such as `in the last 24 hours`."""
+        return "in the chosen period" if self.name == "custom" else f"in the last {PERIODS[self.name]}"
+
+    @property
+    def step_s(self) -> int:
+        """Number of seconds that a column of a chart covers."""
+        fitting = (each for each in STEPS_S if self.end - self.start <= MAX_PERIODS * each)
+        return next(fitting, STEPS_S[-1])
+
+
+def read_period(request: Request, now: float) -> Period:
+    """Returns the period that the query parameters choose. An unreadable time counts as missing."""
+    name = _choose_value(request, "since", PERIODS, DEFAULT_PERIOD)
+    if name != "custom":
+        return Period(name, parse_time(name, now), now, {"since": name})
+    texts = {each: request.query_params.get(each, "") for each in ("from", "to")}
+    start, end = (_parse_minute(text) for text in texts.values())
+    end = min(now, end or now)
+    start = start if start is not None and start < end else end - DAY_S
+    return Period(name, start, end, {"since": name, "from": _format_minute(start), "to": _format_minute(end)})
+
+
+def _parse_minute(text: str) -> float | None:
+    """Returns the time of a text such as `2026-11-22T13:05`, which is UTC; None if it is unreadable."""
+    try:
+        return max(0.0, datetime.fromisoformat(text[:16]).replace(tzinfo=UTC).timestamp())
+    except ValueError:
+        return None
+
+
+def _format_minute(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M")
 
 
 async def get_or_none(answer: Awaitable[_T]) -> _T | None:
@@ -291,32 +385,47 @@ class PageRoutes:
 
         If the store cannot be reached, shows no figures.
         """
-        queries, since = self.api.queries, _choose_value(request, "since", RANGES)
-        by, now = RANGES[since], queries.now()
-        start = parse_time(since, now)
-        over_time, by_model, recent, (upstreams, _) = await asyncio.gather(
-            get_or_none(queries.get_statistics(start, now, by)),
-            get_or_none(queries.get_statistics(start, now, "model")),
+        queries = self.api.queries
+        period = read_period(request, queries.now())
+        model, key = _read_query(request, "model"), _read_query(request, "key")
+        step, start, end = period.step_s, period.start, period.end
+        over_time, by_model, by_key, labels, recent, (upstreams, _) = await asyncio.gather(
+            get_or_none(
+                queries.get_statistics(start, end, "day" if step >= DAY_S else "hour", model=model, key=key)
+            ),
+            get_or_none(queries.get_statistics(start, end, "model", key=key)),
+            get_or_none(queries.get_statistics(start, end, "key", model=model)),
+            get_or_none(queries.list_key_labels()),
             get_or_none(queries.list_recent_items(RECENT_EVENTS)),
-            queries.list_upstream_failures(start, now),
+            queries.list_upstream_failures(start, end),
         )
-        periods = over_time.rows if over_time else ()
+        columns = sum_columns(over_time.rows if over_time else (), step, start, end)
         models = [to_stats_row(each) for each in by_model.rows if each.counters.requests] if by_model else []
+        keys = [each.label for each in by_key.rows] if by_key else []
+        events = _parse_events(recent or ())
         return await self.templates.render_page(
             "overview.html",
             at="overview",
-            since=since,
-            ranges=tuple(RANGES),
-            by=by,
+            period=period,
+            periods=PERIODS,
+            model=model,
+            key=key,
+            model_names=_list_choices("All models", (model, *(str(each["of"]) for each in models))),
+            key_names=_list_choices("All keys", (key, *keys), labels or {}),
+            query=urlencode({name: value for name, value in (("model", model), ("key", key)) if value}),
+            step=step,
             problems=self.api.list_problems(),
             total=to_counters(over_time.total) if over_time else None,
             list_prices=uses_list_prices(self.api.settings.config),
-            rows=[to_stats_row(each) for each in periods],
-            models=sorted(models, key=lambda row: -int(row["tokens_before"])),
-            events=_parse_events(recent or ()),
+            rows=[(at, to_counters(each)) for at, each in columns if each.requests],
+            models=sorted(
+                (each for each in models if model in {"", each["of"]}),
+                key=lambda row: -int(row["tokens_before"]),
+            ),
+            events=[each for each in events if model in {"", each.asked}],
             upstreams=upstreams,
             most_causes=OVERVIEW_CAUSES,
-            chart=build_period_chart(periods, by, start, now),
+            charts=build_period_charts(columns, step),
             base_url=_build_base_url(request),
         )
 
@@ -357,6 +466,8 @@ class PageRoutes:
             next=page.next,
             done=ACTION_MESSAGES.get(request.query_params.get("done", ""), ""),
             base_url=_build_base_url(request),
+            status_texts=STATUS_TEXTS,
+            session=self.api.settings.config.session,
         )
 
     async def show_conversation(self, request: Request) -> Response:
@@ -384,21 +495,54 @@ class PageRoutes:
             list_prices=uses_list_prices(self.api.settings.config),
             rounds=rounds,
             current=next((each.event for each in reversed(rounds) if each.state == "in-use"), None),
-            taken_back=_find_last_undone(overview.directives, rounds) if done == "undo" else None,
+            taken_back=_find_last_undone(overview.directives, rounds),
             hard_tokens=estimate_hard_mark(self.api.settings.config, overview.totals),
-            chart=build_requests_chart(exchanges, rounds),
-            done=ACTION_MESSAGES.get(done, ""),
+            requests_chart=build_requests_chart(exchanges, rounds),
+            # Columns in which no request has a value are left out.
+            columns=[
+                (title, name)
+                for name, title in EXCHANGE_COLUMNS.items()
+                if any(getattr(each, name) for each in exchanges)
+            ],
+            done="" if done == "resume" and overview.directives.bypass else ACTION_MESSAGES.get(done, ""),
+            explain_status=explain_status,
+        )
+
+    async def show_transcript(self, request: Request) -> Response:
+        """Shows the messages of a conversation, as far as they are stored, and which rounds removed them.
+
+        Only messages of the last compaction and before are stored.
+        """
+        name = request.path_params["name"]
+        removed, rounds = await asyncio.gather(
+            self.api.commands.list_archived_messages(name), self.api.queries.list_compactions(name)
+        )
+        current = next((each.event for each in reversed(rounds) if each.state == "in-use"), None)
+        detail = (await self.api.queries.get_compaction(name, current.place))[1] if current else None
+        lines = build_transcript(removed, detail.visible_messages if detail else ())
+        offset = _parse_number(request.query_params.get("offset", ""))
+        page = lines[offset : offset + MESSAGES_PER_PAGE]
+        return await self.templates.render_page(
+            "transcript.html",
+            at="conversations",
+            name=name,
+            lines=[(place, await asyncio.to_thread(show_message, message)) for place, message in page],
+            rounds={each.event.place: each.event for each in rounds},
+            current=current,
+            offset=offset,
+            per_page=MESSAGES_PER_PAGE,
+            count=len(lines),
         )
 
     async def show_compaction(self, request: Request) -> Response:
         """Shows a compaction: the removed messages, the summary, and what the model saw afterwards."""
         name, place = request.path_params["name"], request.path_params["place"]
         made, detail = await self.api.queries.get_compaction(name, place)
-        panes = await asyncio.to_thread(
-            build_panes, made.event.summary, detail.removed, detail.visible_messages
+        view = await asyncio.to_thread(
+            build_round_view, made.event.summary, detail.removed, detail.visible_messages
         )
         return await self.templates.render_page(
-            "compaction.html", at="conversations", name=name, made=made, event=made.event, panes=panes
+            "compaction.html", at="conversations", name=name, made=made, event=made.event, view=view
         )
 
     async def show_prompts(self, request: Request) -> Response:
@@ -420,7 +564,9 @@ class PageRoutes:
             at="conversations",
             name=name,
             query=query,
-            hits=hits,
+            hits=[(each, highlight_query(each.snippet, query)) for each in hits],
+            is_cut=len(hits) == MAX_HITS,
+            link=urlencode({"q": query, "scope": scope}),
             scope=scope,
             scopes=SCOPES,
         )
@@ -432,38 +578,57 @@ class PageRoutes:
         """
         name = request.path_params["name"]
         found = await self.api.commands.get_archived_message(name, request.path_params["message"])
-        whole = request.query_params.get("whole") is not None
+        whole, query = request.query_params.get("whole") is not None, _read_query(request)
+        limit = None if whole else 10 * MAX_SHOWN_CHARACTERS
         return await self.templates.render_page(
             "message.html",
             at="conversations",
             name=name,
             message=found.message,
-            limit=None if whole else 10 * MAX_SHOWN_CHARACTERS,
+            round=found.round,
+            pieces=await asyncio.to_thread(highlight_query, found.message.text[:limit], query),
+            left_out=0 if limit is None else max(0, len(found.message.text) - limit),
+            query=urlencode({"q": query, "whole": ""}),
         )
 
     async def show_failures(self, request: Request) -> Response:
-        """Shows failures of upstreams, requests that failed open, and the latest events of failures.
+        """Shows failures of upstreams, requests that failed open, and failures of compactions, by cause.
 
         If the store cannot be reached, shows only failures of upstreams that this process has counted.
         """
-        queries, since = self.api.queries, _choose_value(request, "since", RANGES)
-        now = queries.now()
-        start = parse_time(since, now)
+        queries = self.api.queries
+        period = read_period(request, queries.now())
+        model, kind = _read_query(request, "model"), _choose_value(request, "kind", FAILURE_KIND_NAMES)
         failures, (upstreams, complete), sums = await asyncio.gather(
             get_or_none(queries.list_recent_items(MAX_EVENTS, failures=True)),
-            queries.list_upstream_failures(start, now),
-            get_or_none(queries.get_statistics(start, now, "total")),
+            queries.list_upstream_failures(period.start, period.end),
+            get_or_none(queries.get_statistics(period.start, period.end, "total", model=model)),
         )
+        found = [] if failures is None else _parse_events(failures)
+        events = [each for each in found if period.start <= each.at <= period.end]
+        names = [model, *(each.asked for each in events)]
+        names += [name for each in upstreams for name in each.models]
         return await self.templates.render_page(
             "failures.html",
             at="failures",
-            since=since,
-            ranges=tuple(RANGES),
-            upstreams=upstreams,
-            complete=complete,
-            total=None if sums is None else to_counters(sums.total),
-            events=None if failures is None else _parse_events(failures),
+            period=period,
+            periods=PERIODS,
+            model=model,
+            model_names=_list_choices("All models", names),
+            kind=kind,
+            kinds=FAILURE_KIND_NAMES,
+            query=urlencode({name: value for name, value in (("model", model), ("kind", kind)) if value}),
+            upstreams=[
+                each for each in upstreams if kind in {"", "upstream"} and (not model or model in each.models)
+            ],
+            complete=complete and failures is not None,
+            total=None if sums is None or kind not in {"", FAILED_OPEN} else to_counters(sums.total),
+            groups=group_failures(
+                each for each in events if kind in {"", each.kind} and model in {"", each.asked}
+            ),
+            is_cut=len(found) >= MAX_EVENTS,
             limit=MAX_EVENTS,
+            per_group=EVENTS_PER_GROUP,
         )
 
     async def show_settings(self, _: Request) -> Response:
@@ -497,6 +662,7 @@ class PageRoutes:
         commands_without_fields: Mapping[str, Callable[[str], Awaitable[object]]] = {
             "compact": commands.request_compaction,
             "undo": commands.undo_round,
+            "redo": commands.redo_round,
             "bypass": commands.bypass_compaction,
             "resume": commands.resume_compaction,
             "delete": commands.forget_conversation,
@@ -517,9 +683,17 @@ class PageRoutes:
         return RedirectResponse(f"{self.templates.root}/conversations{shown}", 303, headers)
 
     async def show_playground(self, request: Request) -> Response:
-        """Shows the playground. The query parameter `conversation` selects a stored conversation."""
+        """Shows the playground.
+
+        The query parameter `conversation` selects a stored conversation, and `example` fills in a transcript.
+        """
         name = request.query_params.get("conversation", "")
-        return await self._render_playground(PlaygroundForm(conversation=name))
+        form = PlaygroundForm(conversation=name)
+        if request.query_params.get("example") is not None:
+            form = PlaygroundForm(
+                transcript=build_example(), strategies=("anchored", "prune"), window=EXAMPLE_WINDOW_TOKENS
+            )
+        return await self._render_playground(form)
 
     async def run_replay(self, request: Request) -> Response:
         """Runs the replay that the form describes. Shows the form again, with the results or an error.
@@ -553,17 +727,34 @@ class PageRoutes:
             at="playground",
             wanted=wanted,
             results=results,
-            chart=build_strategies_chart(results),
+            strategies_chart=build_strategies_chart(results),
             strategies=tuple(STRATEGIES),
             dashes=DASHES,
-            conversations=listed.rows if listed else (),
+            # Messages of a conversation are stored only once it was compacted.
+            conversations=[each for each in listed.rows if each.totals.rounds] if listed else (),
             trouble=trouble,
         )
 
 
+def explain_status(status: str, reason: str, size_bytes: int | None) -> str:
+    """Returns what the proxy did with a request, and why."""
+    if reason == SMALL:
+        return describe_status(status, reason, size_bytes)
+    text = STATUS_TEXTS.get(status, status)
+    return f"{text}: {describe_reason(reason)}" if reason else text
+
+
+def _list_choices(
+    all_name: str, values: Iterable[str], labels: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns the values of a list in a form, each with the text that the list shows for it."""
+    texts = {each: ", ".join(labels.get(each, ())) for each in sorted(set(values) - {""})}
+    return {"": all_name, **{each: f"{text} ({each})" if text else each for each, text in texts.items()}}
+
+
 def _find_last_undone(directives: Directives, rounds: Sequence[CompactionRecord]) -> Event | None:
-    """Returns the event of the compaction that a user has undone last; None if there is none."""
-    place = directives.undone[-1].hex() if directives.undone else ""
+    """Returns the event of the compaction that a user has undone last and can redo; None if there is none."""
+    place = directives.undone[-1].hex() if directives.undone and directives.suppressed else ""
     return next((each.event for each in rounds if place and each.event.place == place), None)
 
 
@@ -572,124 +763,81 @@ def _build_base_url(request: Request) -> str:
     return f"{request.url.scheme}://{request.headers.get('host', '')}/v1"
 
 
-def build_period_chart(rows: Sequence[StatisticsRow], by: str, since: float, until: float) -> str:
-    """Builds the data of the chart that shows the tokens and the compactions of each hour or day, as JSON.
+# An upstream or the kind of an event, and its name on the page of failures.
+FAILURE_KIND_NAMES = {
+    "": "All failures",
+    "upstream": "Upstream",
+    **{each: describe_event_kind(each) for each in sorted(FAILURE_KINDS)},
+}
+
+
+class FailureGroup(NamedTuple):
+    """Failures of compactions with the same kind and reason, newest first."""
+
+    kind: str
+    reason: str
+    events: Sequence[Event]
+
+
+def group_failures(events: Iterable[Event]) -> list[FailureGroup]:
+    """Groups events of failures, given newest first. The group with the newest event comes first."""
+    groups: dict[tuple[str, str], list[Event]] = {}
+    for each in events:
+        groups.setdefault((each.kind, each.reason), []).append(each)
+    return [FailureGroup(*pair, found) for pair, found in groups.items()]
+
+
+def build_transcript(
+    removed: Sequence[RecalledMessage], visible: Sequence[VisibleMessage]
+) -> list[tuple[str, RemovedMessage | VisibleMessage]]:
+    """Returns the messages of a conversation, each with the checkpoint id of the compaction that removed it.
+
+    The id is empty for a message that no compaction has removed.
 
     Args:
-        rows: Statistics of the hours or days that have exchanges.
-        by: Period that one column covers: `hour` or `day`.
-        since: Start of the chart, in seconds since the epoch.
-        until: End of the chart, in seconds since the epoch.
+        removed: Messages that compactions removed. If several messages have the same index, the function
+            uses the last of them.
+        visible: Messages that the model saw after the last compaction.
     """
-    known = {_parse_timestamp(row.label): row.counters for row in rows}
-    step = _STEPS_S[by]
-    first, last = int(since) // step * step, int(until) // step * step
-    columns = range(max(first, last - (MAX_COLUMNS - 1) * step), last + 1, step)
-    drawn = [known.get(at) for at in columns]
-    return _encode_json(
-        {
-            "kind": "period",
-            "x": list(columns),
-            "sent": [row and row.tokens_before for row in drawn],
-            "forwarded": [row and row.tokens_before - row.net_tokens for row in drawn],
-            "cached": [row and min(row.cached_tokens, row.tokens_after) for row in drawn],
-            "rounds": [row and row.rounds for row in drawn],
-        }
-    )
+    placed: dict[int, tuple[str, RemovedMessage | VisibleMessage]] = {
+        each.message.index: (each.round.checkpoint_place.hex(), each.message) for each in removed
+    }
+    known = {each.message.id for each in removed}
+    kept = [each for each in visible if each.origin == KEPT and each.id not in known]
+    free = (index for index in count() if index not in placed)
+    placed |= {index: ("", each) for index, each in zip(free, kept, strict=False)}
+    return [placed[index] for index in sorted(placed)]
 
 
-def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]) -> str:
-    """Builds the data of the chart of a conversation's requests, as JSON.
-
-    The chart shows the sizes of the newest requests in tokens. For each compaction, it marks the first
-    request to which the compaction was applied.
-    """
-    drawn = exchanges[-MAX_COLUMNS:]
-    first = len(exchanges) - len(drawn)
-    marks = _find_round_marks(exchanges, rounds)[first:]
-    return _encode_json(
-        {
-            "kind": "requests",
-            "x": list(range(first + 1, first + len(drawn) + 1)),
-            "sent": [each.tokens_before for each in drawn],
-            "forwarded": [_get_forwarded_tokens(each) for each in drawn],
-            "cached": [each.cached_tokens for each in drawn],
-            "trigger": [each.trigger for each in drawn],
-            "rounds": [mark and mark[0] for mark in marks],
-            "places": [mark and mark[1] for mark in marks],
-        }
-    )
+EXAMPLE_WINDOW_TOKENS = 8_000
+_EXAMPLE_FILES = ("invoice", "rounding", "export", "retry", "mailer", "report", "login", "search")
 
 
-def build_strategies_chart(results: Sequence[JsonObject]) -> str:
-    """Builds the data of the chart of the tokens that each strategy would forward, as JSON.
-
-    `results` is the return value of `ReplayJobRunner.run_job`.
-    """
-    sent = [point["before"] for point in max((each["points"] for each in results), key=len, default=[])]
-    return _encode_json(
-        {
-            "kind": "strategies",
-            "x": list(range(1, len(sent) + 1)),
-            "sent": sent,
-            "names": [each["strategy"] for each in results],
-            "dashes": DASHES,
-            "forwarded": [[point["after"] for point in each["points"]] for each in results],
-        }
-    )
-
-
-def _find_round_marks(
-    exchanges: Sequence[Exchange], rounds: Sequence[CompactionRecord]
-) -> list[tuple[int, str] | None]:
-    """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
-
-    A compaction is new for the first request to which it is applied. For a request without a new compaction,
-    the entry is None. The number 0 means that the proxy only shortened tool results. The id is empty if it is
-    unknown.
-    """
-    # Each strategy numbers its compactions from 1. After an undo, a number is given again.
-    same_number: dict[tuple[str, int | None], list[Event]] = {}
-    for made in rounds:
-        same_number.setdefault((made.event.strategy, made.event.round), []).append(made.event)
-    shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
-    last = (exchanges[0].strategy, exchanges[0].round) if exchanges else None
-    marks: list[tuple[int, str] | None] = []
-    for each in exchanges:
-        applied = (each.strategy, each.round)
-        zero = shortened.get(each.request) if each.request else None
-        if each.round and applied != last:
-            marks.append((each.round, _find_place(same_number.get(applied, []), each)))
-        else:
-            marks.append((0, zero) if zero else None)
-        last = applied
-    return marks
-
-
-def _find_place(events: Sequence[Event], exchange: Exchange) -> str:
-    """Returns the checkpoint id of the compaction that was applied to a request; empty if it is unknown.
-
-    `events` are the compactions with the number of the applied one, oldest first. It is the one that was made
-    during the request, or else the newest one that is older than the request.
-    """
-    own = [each for each in events if exchange.request and each.request == exchange.request]
-    older = [each for each in events if each.at <= exchange.at]
-    return next((found[-1].place for found in (own, older, events[:1]) if found), "")
-
-
-def _get_forwarded_tokens(exchange: Exchange) -> int | None:
-    """Returns the tokens of a forwarded request as the upstream counted them, or else as the proxy did."""
-    counted = exchange.first_prompt_tokens
-    return exchange.tokens_after if counted is None else counted
-
-
-def _parse_timestamp(text: str) -> int:
-    """Returns the start of an hour (`2026-11-22T13`) or a day (`2026-11-22`), in seconds since the epoch."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
-
-
-def _encode_json(content: Mapping[str, Any]) -> str:
-    return json.dumps(content, allow_nan=False, separators=(",", ":"))
+def build_example() -> str:
+    """Builds an example of a transcript for the playground: an agent that reads files, as JSON."""
+    messages: list[JsonObject] = [
+        {"role": "system", "content": "You are a careful engineer. Never push to main."}
+    ]
+    for number, name in enumerate(_EXAMPLE_FILES, 1):
+        path = f"src/{name}.py"
+        lines = [
+            f"{line}: total_{line} = round(price_{line} * {number}.{line % 10}, 2)" for line in range(1, 61)
+        ]
+        call = {"name": "read_file", "arguments": json.dumps({"path": path})}
+        messages += [
+            {"role": "user", "content": f"Why does {path} round wrong on line {7 * number}?"},
+            {
+                "role": "assistant",
+                "content": f"I read {path}.",
+                "tool_calls": [{"id": f"call_{number}", "type": "function", "function": call}],
+            },
+            {"role": "tool", "tool_call_id": f"call_{number}", "content": "\n".join(lines)},
+            {
+                "role": "assistant",
+                "content": f"Line {7 * number} of {path} is wrong twice. Correct it at the end.",
+            },
+        ]
+    return json.dumps(messages, indent=1)
 
 
 def _parse_form(fields: Mapping[str, list[str]]) -> PlaygroundForm:
@@ -752,7 +900,7 @@ def _split_transcript(text: bytes) -> dict[str, bytes]:
     try:
         found = find_members(text)
     except (UnreadableBodyError, RecursionError) as error:
-        raise _build_refusal("The transcript is no JSON.") from error
+        raise _build_refusal("The transcript is not JSON.") from error
     if "messages" not in found:
         raise _build_refusal("The transcript is neither a list of messages nor a request with messages.")
     return {name: text[found[name].start : found[name].stop] for name in _TRANSCRIPT_FIELDS if name in found}
