@@ -56,7 +56,31 @@ PACKAGE = Path(__file__).resolve().parent.parent / "proxy" / NAME
 # The packages and modules that a request passes.
 WAY = ("gateway", "compaction", "wires", "core", "recall", "storage", "providers.token_counting")
 # Modules of the way that no stage enters, each with the reason.
-EXEMPT: dict[str, str] = {}
+EXEMPT = {
+    "compaction.commands": "commands of the admin API",
+    "core.cost.optimal_trigger": "figures of prices and growth, whatever the request",
+    "core.cost.price": "figures of prices, whatever the request",
+    "core.problem": "a record",
+    "core.summary.call": "records",
+    "gateway.client.proxies": "read at the start",
+    "gateway.client.types": "records and protocols",
+    "gateway.provider_models": "asked beside requests: tests/system/test_cost.py",
+    "gateway.routes": "describes routes at the start",
+    "gateway.server.shutdown": "ends the process",
+    "gateway.server.sockets": "listens at the start",
+    "gateway.sse_keepalive": "sends a comment in a long silence",
+    "gateway.unread_conversations": "reads small bodies only (`MAX_BYTES`)",
+    "storage.encrypted": "one call of a library for each record: tests/storage/test_encrypted.py",
+    "storage.factory": "opens the store at the start",
+    "storage.redis.client": "connects at the start",
+    "storage.redis.scripts": "texts of scripts",
+    "storage.redis.store": "hands records to a server: tests/storage/redis",
+    "storage.redis.url": "read at the start",
+    "storage.sqlite.schema": "opens the file at the start",
+    "storage.sqlite.store": "hands records to a library: tests/storage/sqlite",
+    "storage.store": "records and protocols",
+    "storage.store_failure": "texts for a store that fails",
+}
 MOST_GROWTH = 6.0
 # A cost below this many processor seconds shows nothing.
 LEAST_S = 0.020
