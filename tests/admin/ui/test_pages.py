@@ -552,9 +552,7 @@ async def test_the_page_says_which_round_was_undone_offers_to_redo_it_and_says_w
         page = Read((await client.get(f"{ONE}?done=undo")).text).text
     assert "Round 1 of anchored, made 18 Nov 11:06:40 , is undone." in page
     assert "Redo Round 1 of anchored" in page
-    assert (
-        "The next request is sent in full. Compaction is paused, except when a request exceeds" in page
-    )
+    assert "The next request is sent in full. Compaction is paused, except when a request exceeds" in page
     assert "x-compaction: bypass" in page
     assert "Round 1 of anchored undone" in page
 
