@@ -1,6 +1,7 @@
 """How answers are written to a connection."""
 
 import asyncio
+import json
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -102,6 +103,16 @@ async def test_an_application_that_fails_is_logged_and_answered() -> None:
     assert status == b"HTTP/1.1 500 Internal Server Error"
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
     assert [(line["event"], line["log_level"]) for line in logged] == [("request.crashed", "error")]
+
+
+@pytest.mark.parametrize("sent", [GET % b"/", b"POST / HTTP/1.1\r\n\r\n"])
+async def test_an_error_of_the_server_is_one_for_clients_of_every_wire(sent: bytes) -> None:
+    async def crash(scope: Any, receive: Any, send: Any) -> None:
+        raise ZeroDivisionError
+
+    told = json.loads((await said(crash, sent))[-1])
+    assert told["type"] == "error"
+    assert {"type", "message"} <= told["error"].keys()
 
 
 @pytest.mark.parametrize(("announced", "sent"), [(b"3", b"ok"), (b"1", b"ok")])

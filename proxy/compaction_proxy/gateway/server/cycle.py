@@ -7,13 +7,19 @@ write, and a slow body does not delay the HTTP head.
 
 import asyncio
 import http
+import json
 from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from compaction_proxy.core.errors import InternalError, RequestRefusedError, format_openai_error
+from compaction_proxy.core.errors import (
+    ClientFacingError,
+    InternalError,
+    RequestRefusedError,
+    format_openai_error,
+)
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import REQUEST_CRASHED
 
@@ -53,12 +59,21 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     return block
 
 
+def _encode_error(error: ClientFacingError) -> bytes:
+    """Encodes the body of an error so that clients of all wires understand it.
+
+    The server does not know the wire. So the body is in OpenAI's format, and also has the member `type` that
+    clients of Anthropic's API look for.
+    """
+    return json.dumps({"type": "error", **json.loads(format_openai_error(error))}).encode()
+
+
 def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
     """Encodes an error as a complete response with `connection: close`.
 
     `default_headers` are the encoded header lines that every response has.
     """
-    body = format_openai_error(error)
+    body = _encode_error(error)
     fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
     return b"".join(
         (_STATUS_LINES[error.status], default_headers, encode_header_lines(fields), _CLOSE, b"\r\n", body)
@@ -313,7 +328,7 @@ class RequestResponseCycle:
         if self.response_started:
             self._flush_head()
         else:
-            body = format_openai_error(InternalError())
+            body = _encode_error(InternalError())
             fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
             self.keep_alive = False
             self._start_response(InternalError.status, fields)
