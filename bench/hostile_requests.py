@@ -124,8 +124,9 @@ FIELDS: dict[bytes, Sequence[bytes]] = {
 
 # What the upstream does with a request, and how often in a hundred (hostile_upstream.py).
 FATES = {
-    "whole": 40, "stream": 20, "refused": 4, "busy": 3, "broken": 3, "too-long": 6, "odd": 5, "garbage": 3,
-    "cut": 4, "reset": 3, "hang": 1, "drip": 3, "packed": 2, "large": 1, "empty": 1, "redirect": 1,
+    "whole": 40, "stream": 20, "refused": 4, "busy": 3, "broken": 3, "too-long": 6, "search": 6, "odd": 5,
+    "garbage": 3, "cut": 4, "reset": 3, "hang": 1, "drip": 3, "packed": 2, "large": 1, "empty": 1,
+    "redirect": 1,
 }  # fmt: skip
 # How a client sends a request, and how often in a hundred.
 WAYS = {"whole": 66, "slices": 8, "chunked": 8, "expects": 2, "leaves": 8, "framed badly": 7, "stalls": 1}

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import wire_answers
 
+from compaction_proxy.core.search_tool import TOOL_NAME
 from tests.helpers.scripted_upstream import Asked
 from tests.helpers.summaries import put_as_asked
 
@@ -97,8 +98,8 @@ class Provider:
             return
         self.seen["forwarded"] += 1
         visits = self.waiting.get(number, Visits())
-        if visits.bodies and fate == "too-long" and rng.random() < 0.8:
-            fate = "whole"  # the shorter request is accepted
+        if visits.bodies and fate in {"too-long", "search"} and rng.random() < 0.8:
+            fate = "whole"  # the shorter request is accepted, or the search has found something
         visits.bodies.append(asked.body)
         head, body = _make_answer(fate, asked, own, rng)
         visits.answers.append(body)
@@ -127,13 +128,51 @@ def _write_message(asked: Asked, markers: set[bytes]) -> bytes:
     return json.dumps({"id": "c", "object": "chat.completion", "choices": [choice], "usage": usage}).encode()
 
 
+def _call_search(wire: str, rng: random.Random) -> bytes:
+    """An answer in which the model searches what was removed."""
+    given: object = {
+        "query": rng.choice(("found answer", '"', "kestrel*", 7, "a" * 5_000)),
+        "scope": "tenant",
+    }
+    given = rng.choice((given, given, given, {}, [], None))
+    written = json.dumps(given) if rng.random() < 0.9 else "{"
+    if wire == "chat":
+        call = {"id": "s1", "type": "function", "function": {"name": TOOL_NAME, "arguments": written}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call] * rng.choice((1, 1, 3, 40))}
+        return json.dumps(
+            {"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
+        ).encode()
+    if wire == "responses":
+        item = {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "s1",
+            "name": TOOL_NAME,
+            "arguments": written,
+        }
+        return json.dumps(
+            {"id": "resp_1", "object": "response", "status": "completed", "output": [item]}
+        ).encode()
+    block = {"type": "tool_use", "id": "toolu_1", "name": TOOL_NAME, "input": given}
+    told = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "content": [block],
+        "stop_reason": "tool_use",
+    }
+    return json.dumps(told).encode()
+
+
 def _make_body(fate: str, asked: Asked, markers: set[bytes], rng: random.Random) -> bytes:
     if fate in _BODIES:
         return rng.choice(_BODIES[fate])
+    wire = wire_answers.wire_of(b"POST " + asked.target)
+    if fate == "search":
+        return _call_search(wire, rng)
     if fate not in {"stream", "drip"}:
         message = _write_message(asked, markers)
         return gzip.compress(message) if fate == "packed" else message
-    wire = wire_answers.wire_of(b"POST " + asked.target)
     if wire == "chat":
         return b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n' * 8 + b"data: [DONE]\n\n"
     return b"".join(wire_answers.events(wire, 8, len(asked.body)))
