@@ -32,7 +32,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import uvloop
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for helpers of the tests
 
@@ -527,9 +526,9 @@ def main() -> int:
             given.seed, given.corpus, folder, provider, CaseMaker(given.seed, corpus, load_chats(given.data))
         )
         if given.replay:
-            uvloop.run(run.replay(given.replay.read_bytes()))
+            asyncio.run(run.replay(given.replay.read_bytes()))
             return 0
-        uvloop.run(run.play(given.first, given.first + given.requests))
+        asyncio.run(run.play(given.first, given.first + given.requests))
         run.wrong += [("foreign", each) for each in provider.foreign]
     print("\n".join(report(run, time.monotonic() - begun_s, provider.seen)))
     return 1 if run.wrong else 0

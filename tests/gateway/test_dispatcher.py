@@ -197,8 +197,10 @@ async def test_an_error_of_the_endpoint_is_answered(error: Exception, status: in
     assert (found, body["error"]["code"]) == (status, code)
 
 
-async def test_an_error_is_in_the_format_of_the_wire() -> None:
-    _, body = read_error(await call(RelayHandler(Endpoint(REFUSED), MARK), scope("/v1/messages")))
+@pytest.mark.parametrize("fields", [(), ((b"upgrade", b"websocket"),)])
+async def test_an_error_is_in_the_format_of_the_wire(fields: tuple[tuple[bytes, bytes], ...]) -> None:
+    asked = scope("/v1/messages", "POST", *fields)
+    _, body = read_error(await call(RelayHandler(Endpoint(REFUSED), MARK), asked))
     assert body["type"] == "error"
 
 

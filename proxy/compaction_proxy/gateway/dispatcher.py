@@ -61,7 +61,7 @@ class RelayHandler:
                 refuse_loop(scope["headers"], self.hop_mark)
             protocols = first.get(b"upgrade", b"").lower().split(b",")
             if b"websocket" in [protocol.strip() for protocol in protocols]:
-                await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
+                await send_error(send, _WEBSOCKET, _ASK_IN_HTTP, find_error_encoder(scope))
             elif self.keep_alive_s:
                 with KeepaliveChannel(send, self.keep_alive_s) as channel:
                     await self.endpoint(scope, receive, channel)
