@@ -96,7 +96,7 @@ class Scene:
     """What a round is played under.
 
     Attributes:
-        store: `memory`, `sqlite` or `redis`.
+        store: `sqlite` or `redis`.
         faults: What happens meanwhile.
         settings: More settings.
         free_bytes: Address space that the process may use beyond what an idle one has; 0: any.
@@ -113,7 +113,7 @@ _SEALED = (("STORE__ENCRYPTION_KEYS", '["' + "A" * 43 + '="]'),)
 SCENES = (
     Scene("sqlite", ("clock", "descriptors")),
     Scene("redis", ("clock", "store", "store", "descriptors"), _RECALLED),
-    Scene("memory", ("clock",), free_bytes=512 * MIB),
+    Scene("sqlite", ("clock",), free_bytes=512 * MIB),
     Scene("sqlite", ("clock", "memory"), _SEALED),
 )
 
@@ -190,13 +190,7 @@ class Run:
         self, scene: Scene, upstream_port: int, redis: RedisServer | None
     ) -> AsyncIterator[ProxyProcess]:
         (self.folder / "clock").write_text("0")
-        store = (
-            redis.url
-            if redis
-            else "memory://"
-            if scene.store == "memory"
-            else f"sqlite:///{self.folder}/{len(scene.settings)}.db"
-        )
+        store = redis.url if redis else f"sqlite:///{self.folder}/{SCENES.index(scene)}.db"
         settings = {**SETTINGS, "STORE__URL": store, **dict(scene.settings)}
         if scene.free_bytes:
             del settings["SERVER__MAX_INFLIGHT_BYTES"]

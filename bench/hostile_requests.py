@@ -18,6 +18,7 @@ from tests.helpers.wires.messages import MESSAGES
 from tests.helpers.wires.responses import RESPONSES
 from tests.helpers.wires.talks import Step, Talk, Turn, Use, requests
 from tests.system.malformed.test_bodies import TOKENS
+from tests.system.malformed.test_bombs import BOMBS
 from tests.system.test_encoded_bodies import ENCODERS
 
 JsonObject = dict[str, Any]
@@ -242,7 +243,7 @@ class CaseMaker:
             return _mutate_json(rng, json.dumps(_draw_call(rng)).encode())
         path = ALIKE.get(target, target)
         if rng.random() < 0.002:
-            return rng.choice(_load_bombs())
+            return BOMBS[rng.choice([*BOMBS])]
         if path not in WIRES and rng.random() < 0.5:
             path = b"/v1/chat/completions"
         if path == b"/v1/chat/completions" and rng.random() < 0.4:
@@ -398,13 +399,6 @@ def _mutate_bytes(rng: random.Random, raw: bytes) -> bytes:
         at = rng.randrange(len(raw) + 1)
         raw = raw[:at] + rng.choice(TOKENS) + raw[at + rng.choice((0, 1, 3, 100)) :]
     return raw
-
-
-@functools.cache
-def _load_bombs() -> list[bytes]:
-    from tests.system.malformed.test_bombs import BOMBS  # noqa: PLC0415 - 100 MB
-
-    return [*BOMBS.values()]
 
 
 def deliver(case: Case) -> Delivery:
