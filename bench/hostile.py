@@ -32,7 +32,6 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # for helpers of the tests
 
 import httptools
@@ -157,7 +156,6 @@ class Run:
         async with upstream(self.provider) as server, self._start(SCENES[0], server.port, None) as proxy:
             reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
             writer.write(raw)
-            writer.write_eof()
             print(repr(await reader.read()))
             print(proxy.errors.read_text())
 
@@ -194,7 +192,11 @@ class Run:
         settings = {**SETTINGS, "STORE__URL": store, **dict(scene.settings)}
         if scene.free_bytes:
             del settings["SERVER__MAX_INFLIGHT_BYTES"]
-        environ = {f"COMPACTION_PROXY__{name}": value for name, value in settings.items()}
+        environ = {
+            **{f"COMPACTION_PROXY__{name}": value for name, value in settings.items()},
+            "PYTHONPATH": f"{self.folder}{os.pathsep}{ROOT / 'proxy'}",
+            "WALL_CLOCK_FILE": str(self.folder / "clock"),
+        }
         limit = self.idle_bytes + scene.free_bytes
 
         def prepare() -> None:
@@ -204,7 +206,7 @@ class Run:
         async with proxy_process(
             self.folder,
             upstream_port,
-            environ={**environ, "WALL_CLOCK_FILE": str(self.folder / "clock")},
+            environ=environ,
             prepare=prepare,
         ) as proxy:
             yield proxy
@@ -250,7 +252,7 @@ class Run:
         else:
             kind, limit = (
                 resource.RLIMIT_AS,
-                _read_status_bytes(proxy, "VmSize") + rng.choice((8, 32, 128)) * MIB,
+                _read_status_bytes(proxy, "VmSize") + rng.choice((64, 128, 256)) * MIB,
             )
         self.squeezes += 1
         try:

@@ -189,7 +189,6 @@ async def test_a_websocket_is_told_to_use_http() -> None:
         (REFUSED, 404, "none"),
         (OverloadedError(7), 503, "overloaded"),
         (UpstreamError(504, "late", "upstream_timeout"), 504, "upstream_timeout"),
-        (MemoryError(), 503, "overloaded"),
     ],
 )
 async def test_an_error_of_the_endpoint_is_answered(error: Exception, status: int, code: str) -> None:
@@ -206,8 +205,9 @@ async def test_an_error_is_in_the_format_of_the_wire(fields: tuple[tuple[bytes, 
 
 async def test_a_client_that_left_is_answered_nothing_and_a_fault_of_ours_is_passed_on() -> None:
     assert await call(RelayHandler(Endpoint(ClientDisconnect()), MARK), scope()) == []
-    with pytest.raises(ZeroDivisionError):
-        await call(RelayHandler(Endpoint(ZeroDivisionError()), MARK), scope())
+    for fault in (ZeroDivisionError, MemoryError):  # the server answers them
+        with pytest.raises(fault):
+            await call(RelayHandler(Endpoint(fault()), MARK), scope())
 
 
 @pytest.mark.parametrize("keep_alive_s", [0.0, 15.0])

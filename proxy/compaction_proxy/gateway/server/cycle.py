@@ -17,11 +17,13 @@ from starlette.types import ASGIApp, Message, Scope
 from compaction_proxy.core.errors import (
     ClientFacingError,
     InternalError,
+    OverloadedError,
     RequestRefusedError,
     format_openai_error,
+    is_resource_shortage,
 )
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import REQUEST_CRASHED
+from compaction_proxy.support.log_events import REQUEST_CRASHED, REQUEST_OUT_OF_RESOURCES
 
 # If the first part of the body has at most this many bytes, it is sent together with the status line and the
 # header fields in one write. A larger part is sent in a second write.
@@ -32,6 +34,12 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _DISCONNECT: Message = {"type": "http.disconnect"}
 _JSON_HEADERS = ((b"content-type", b"application/json"),)
+# The response to a request for which no memory, thread or descriptor is left asks the client to retry after
+# so many seconds.
+_RETRY_AFTER_S = 5
+_OUT_OF_RESOURCES = OverloadedError(
+    _RETRY_AFTER_S, "The proxy has no memory or descriptor left for this request; try again."
+)
 _BODILESS_STATUSES = frozenset({204, 304})
 # The names in RFC 9110. Before version 3.13, Python had older names for some statuses.
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus} | {
@@ -179,15 +187,25 @@ class RequestResponseCycle:
     async def run(self, app: ASGIApp) -> None:
         """Runs the application. If it ends before its response is complete, closes the connection.
 
-        If the response has not even begun, first sends an error with status 500. An exception of the
-        application is logged.
+        If the response has not even begun, first sends an error: with status 503 if no memory, thread or
+        descriptor is left, else with status 500. An exception of the application is logged.
         """
+        failure: InternalError | OverloadedError = InternalError()
+
+        def record_crash(error: BaseException) -> None:
+            nonlocal failure
+            if is_resource_shortage(error):
+                failure = _OUT_OF_RESOURCES
+                _log.warning(REQUEST_OUT_OF_RESOURCES, error=type(error).__name__)
+            else:
+                _log.error(REQUEST_CRASHED, exc_info=error)
+
         try:
-            with suppress_and_report(_log_crash):
+            with suppress_and_report(record_crash):
                 await app(self.scope, self.receive, self.send)
         finally:
             if not (self.response_complete or self.is_disconnected):
-                self._abort_response()
+                self._abort_response(failure)
 
     def feed_body(self, piece: bytes) -> int:
         """Adds a part of the body. Returns how many of its bytes still wait for the application."""
@@ -320,21 +338,19 @@ class RequestResponseCycle:
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         return chunk if more_body else chunk + _LAST_CHUNK
 
-    def _abort_response(self) -> None:
+    def _abort_response(self, failure: InternalError | OverloadedError) -> None:
         """Closes the connection although the response is not complete.
 
-        If the response has not begun, first sends an error with status 500.
+        If the response has not begun, first sends `failure`.
         """
         if self.response_started:
             self._flush_head()
         else:
-            body = _encode_error(InternalError())
+            body = _encode_error(failure)
             fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
+            if isinstance(failure, OverloadedError):
+                fields.append((b"retry-after", b"%d" % failure.retry_after_s))
             self.keep_alive = False
-            self._start_response(InternalError.status, fields)
+            self._start_response(failure.status, fields)
             self._send_body(body, more_body=False)
         self._connection.transport.close()
-
-
-def _log_crash(error: BaseException) -> None:
-    _log.error(REQUEST_CRASHED, exc_info=error)
