@@ -16,7 +16,7 @@ from typing import Any, Final
 from tests.helpers.wires.chat import CHAT
 from tests.helpers.wires.messages import MESSAGES
 from tests.helpers.wires.responses import RESPONSES
-from tests.helpers.wires.talks import Step, Talk, Turn, Use, requests
+from tests.helpers.wires.talks import Moment, Step, Talk, Turn, Use, requests
 from tests.system.malformed.test_bodies import TOKENS
 from tests.system.malformed.test_bombs import BOMBS
 from tests.system.test_encoded_bodies import ENCODERS
@@ -49,7 +49,7 @@ RAW = (
     b"null", b"true", b"[]", b"{}", b'""', b"0", b"-1", b"1.5", b"-0.0", b"1e999", b"NaN", b"-Infinity",
     b"9" * 400, b"-" + b"9" * 5_000, b"18446744073709551616", b"[" * 149 + b"]" * 149,
     b"[" * 3_000 + b"]" * 3_000, b'{"a":' * 151 + b"1" + b"}" * 151, b"[" * 90_000, b'{"a":1,"a":2}',
-    b'"\\ud800"', b'"\\u0000\\u001b[2J"', b'"\xff\xfe"', b'"\xed\xa0\x80"', b'"' + b"x" * 300_000 + b'"',
+    b'"\\ud800"', b'"\\u0000\\u001b[2J"', b'"\xff\xfe"', b'"\xed\xa0\x80"', b'"' + b"x" * 100_000 + b'"',
     b'"' + "👨‍👩‍👧".encode() * 2_000 + b'"', b'"' + b"\\n" * 20_000 + b'"', b"[" + b"{}," * 9_000 + b"{}]",
     b'[null,1,"a",{},[]]', b'"data:image/png;base64,!!"', b'{"type":"text","text":"x"}',
     b'{"type":"compaction_trigger"}', b'{"role":"user","content":"x"}',
@@ -257,9 +257,8 @@ class CaseMaker:
     def _draw_turns(self, rng: random.Random, path: bytes, tenant: int, number: int) -> bytes:
         """A request of one of the tenant's conversations, at any of its turns."""
         session = f"{self._seed} {path!r} {tenant} {number // SESSION_REQUESTS} {rng.randrange(SESSIONS)}"
-        talk = _draw_talk(session)
+        talk, held = _draw_talk(session)
         wire = WIRES[path]
-        held = list(requests(talk))
         raw = wire.sent(talk, held[rng.randrange(len(held))], **{wire.output: rng.choice((16, 1_000))}).raw
         return raw.replace(_MARKED, ANY_MARKER)
 
@@ -267,7 +266,7 @@ class CaseMaker:
         """A part of a conversation that somebody had; results may have lost their calls."""
         chat = rng.choice(self._chats)
         first = 0 if rng.random() < 0.6 else rng.randrange(len(chat["messages"]) or 1)
-        kept, room = [], rng.choice((2_000, 20_000, MAX_CHARACTERS))
+        kept, room = [], rng.choice((2_000, 8_000, 8_000, 20_000, MAX_CHARACTERS))
         for each in chat["messages"][first:]:
             content = each.get("content")
             room -= len(content) if isinstance(content, str) else 200
@@ -285,11 +284,12 @@ def load_chats(folder: Path) -> list[JsonObject]:
 
 
 @functools.lru_cache(maxsize=512)
-def _draw_talk(session: str) -> Talk:
+def _draw_talk(session: str) -> tuple[Talk, list[list[Moment]]]:
+    """A conversation, and what each of its requests holds."""
     rng = random.Random(session)
 
     def draw_use() -> Use:
-        return Use(rng.choice((0, 3, 30, 120, 400, 900)), rng.random() < 0.2, rng.random() < 0.1)
+        return Use(rng.choice((0, 3, 30, 120, 400)), rng.random() < 0.2, rng.random() < 0.1)
 
     def draw_step() -> Step:
         uses = tuple(draw_use() for _ in range(rng.randrange(4)))
@@ -300,9 +300,10 @@ def _draw_talk(session: str) -> Talk:
         steps = tuple(draw_step() for _ in range(rng.randrange(4)))
         return Turn(rng.choice((6, 30, 90, 200)), rng.random() < 0.1, rng.random() < 0.2, (*steps, Step(20)))
 
-    turns = tuple(draw_turn() for _ in range(rng.randrange(3, 10)))
+    turns = tuple(draw_turn() for _ in range(rng.randrange(3, 8)))
     reused, spaced, escaped, prefilled = (rng.random() < share for share in (0.4, 0.4, 0.4, 0.1))
-    return Talk(turns, reused, spaced, escaped, prefilled)
+    talk = Talk(turns, reused, spaced, escaped, prefilled)
+    return talk, list(requests(talk))
 
 
 def _draw_call(rng: random.Random) -> JsonObject:
