@@ -253,7 +253,7 @@ class RoundBuilder:
         if error is not None and not isinstance(error, SummaryError):
             # The caller treats a `SummaryError` like a missing summary, and makes the request fit in another
             # way.
-            raise SummaryError("internal") from error
+            raise SummaryError(_find_fault_reason(error)) from error
         return task.result()
 
     def begin_round(self, job: RoundJob) -> None:
@@ -355,9 +355,8 @@ class RoundBuilder:
         is_fault = not isinstance(error, SummaryError)
         if error is None or (job.summary_request is None and not is_fault):
             return
-        reason = error.reason if isinstance(error, SummaryError) else "internal"
-        if is_resource_shortage(error):
-            reason = OUT_OF_RESOURCES
+        reason = error.reason if isinstance(error, SummaryError) else _find_fault_reason(error)
+        if reason == OUT_OF_RESOURCES:
             _log.warning(COMPACTION_FAILED, conversation=job.conversation, error=type(error).__name__)
         elif is_fault:
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)
@@ -568,3 +567,7 @@ def _write_extracts(job: RoundJob) -> tuple[str, ...]:
     if job.draft.ledger and not is_chain and extracts:
         extracts[0] = f"{job.draft.ledger}\n\n{extracts[0]}"
     return tuple(extracts)
+
+
+def _find_fault_reason(error: BaseException) -> str:
+    return OUT_OF_RESOURCES if is_resource_shortage(error) else "internal"

@@ -104,6 +104,13 @@ def is_resource_shortage(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
 
 
+def build_shortage_error() -> OverloadedError:
+    """Returns the error for a request for which no memory, thread or descriptor is left."""
+    return OverloadedError(
+        5, "The proxy has no memory, thread or descriptor left for this request; try again."
+    )
+
+
 # Errors that the proxy sends to clients as responses. A response has the format of the wire that the client
 # uses.
 ClientFacingError = RequestRefusedError | OverloadedError | UpstreamError | InternalError | ReplayFailedError

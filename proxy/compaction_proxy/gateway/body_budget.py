@@ -43,7 +43,6 @@ MAX_WAITING: Final = 64
 # The most bodies that one process decodes in threads at the same time. Further bodies wait. Each decoder may
 # use 8 MiB of memory that the budget does not count.
 MAX_DECODERS: Final = 2
-OUT_OF_MEMORY: Final = "The proxy has no memory left for this request; try again."
 TOO_MANY_BODIES: Final = "The proxy holds too many bytes of request bodies; try again."
 
 # The following constants are used to compute the default budget. This one is the memory, in bytes, that a

@@ -29,6 +29,7 @@ REASON_TEXTS = {
     "no-summary-model": "no summary model is configured or known",
     "not-json": "the request body could not be read",
     "nothing-to-take": "nothing in it may be shortened",
+    "out-of-resources": "the proxy had no memory, thread or descriptor left",
     "overflow": "the summary call itself was too long for its model",
     "paused": "the last rounds have done no good, and the next one is tried later",
     "provider-compacts": "the request has the provider compact by itself",

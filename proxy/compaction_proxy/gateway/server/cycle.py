@@ -19,6 +19,7 @@ from compaction_proxy.core.errors import (
     InternalError,
     OverloadedError,
     RequestRefusedError,
+    build_shortage_error,
     format_openai_error,
     is_resource_shortage,
 )
@@ -34,12 +35,6 @@ _CHUNKED = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _DISCONNECT: Message = {"type": "http.disconnect"}
 _JSON_HEADERS = ((b"content-type", b"application/json"),)
-# The response to a request for which no memory, thread or descriptor is left asks the client to retry after
-# so many seconds.
-_RETRY_AFTER_S = 5
-_OUT_OF_RESOURCES = OverloadedError(
-    _RETRY_AFTER_S, "The proxy has no memory or descriptor left for this request; try again."
-)
 _BODILESS_STATUSES = frozenset({204, 304})
 # The names in RFC 9110. Before version 3.13, Python had older names for some statuses.
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus} | {
@@ -195,7 +190,7 @@ class RequestResponseCycle:
         def record_crash(error: BaseException) -> None:
             nonlocal failure
             if is_resource_shortage(error):
-                failure = _OUT_OF_RESOURCES
+                failure = build_shortage_error()
                 _log.warning(REQUEST_OUT_OF_RESOURCES, error=type(error).__name__)
             else:
                 _log.error(REQUEST_CRASHED, exc_info=error)
