@@ -126,7 +126,7 @@ FIELDS: dict[bytes, Sequence[bytes]] = {
 # What the upstream does with a request, and how often in a hundred (hostile_upstream.py).
 FATES = {
     "whole": 40, "stream": 20, "refused": 4, "busy": 3, "broken": 3, "too-long": 6, "search": 6, "odd": 5,
-    "garbage": 3, "cut": 4, "reset": 3, "hang": 1, "drip": 3, "packed": 2, "large": 1, "empty": 1,
+    "garbage": 3, "cut": 4, "reset": 3, "hang": 0.3, "drip": 3, "packed": 2, "large": 1, "empty": 1,
     "redirect": 1,
 }  # fmt: skip
 # How a client sends a request, and how often in a hundred.

@@ -21,7 +21,7 @@ from tests.helpers.summaries import put_as_asked
 MARKER = re.compile(rb"kestrel\d\dq")
 SUMMARY_MODEL = "hostile-summary"
 # How long the upstream says nothing; the proxy waits for less.
-HANG_S = 4.0
+HANG_S = 12.0
 DRIP_S = 0.02
 _STATUSES = {
     "refused": (400, 401, 404, 413, 422), "busy": (429, 503, 529), "broken": (500, 502), "too-long": (400,),
@@ -211,6 +211,8 @@ async def _write_answer(
     elif fate == "drip":
         writer.write(head)
         for at in range(0, len(body), 100):
+            if writer.is_closing():
+                break
             writer.write(body[at : at + 100])
             await asyncio.sleep(DRIP_S)
     else:

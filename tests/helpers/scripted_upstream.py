@@ -21,9 +21,9 @@ class Asked:
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     pieces = []
-    while size := int(await reader.readline(), 16):
+    while size := int(await reader.readuntil(b"\r\n"), 16):
         pieces.append((await reader.readexactly(size + 2))[:-2])
-    await reader.readline()
+    await reader.readuntil(b"\r\n")
     return b"".join(pieces)
 
 
