@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.source import parse_source
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "proxy"
 NAME = "compaction_proxy"
@@ -83,15 +85,9 @@ def name_of(path: Path, package: Path = PACKAGE) -> str:
     return ".".join(part for part in parts if part != "__init__") or "__init__"
 
 
-@cache
-def parse(path: Path) -> ast.Module:
-    """Returns the syntax tree of a module."""
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def list_imports(path: Path) -> Iterator[str]:
     """Yields the dotted names that a module imports, wherever in the module."""
-    for node in ast.walk(parse(path)):
+    for node in ast.walk(parse_source(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -131,7 +127,7 @@ def has_code(path: Path) -> bool:
         isinstance(node, ast.Import | ast.ImportFrom)
         or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
         or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in {"__all__", "__version__"})
-        for node in parse(path).body
+        for node in parse_source(path).body
     )
 
 
@@ -139,7 +135,7 @@ def holds_test(path: Path) -> bool:
     """Returns whether a file is there and defines a test."""
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     return path.is_file() and any(
-        isinstance(node, functions) and node.name.startswith("test_") for node in ast.walk(parse(path))
+        isinstance(node, functions) and node.name.startswith("test_") for node in ast.walk(parse_source(path))
     )
 
 
@@ -183,7 +179,7 @@ def list_classes() -> frozenset[str]:
     return frozenset(
         node.name
         for path in list_modules(PACKAGE)
-        for node in ast.walk(parse(path))
+        for node in ast.walk(parse_source(path))
         if isinstance(node, ast.ClassDef)
     )
 
@@ -257,14 +253,14 @@ def test_a_library_is_imported_by_its_owner(path: Path) -> None:
 
 @every_module
 def test_a_module_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(parse(path)), "the docstring is missing"
+    assert ast.get_docstring(parse_source(path)), "the docstring is missing"
 
 
 def test_nobody_catches_broadly_but_by_the_one_that_may() -> None:
     found = [
         name_of(path)
         for path in list_modules(PACKAGE)
-        for node in ast.walk(parse(path))
+        for node in ast.walk(parse_source(path))
         if isinstance(node, ast.ExceptHandler) and list_caught(node) & BROAD
     ]
     assert found == []
@@ -272,7 +268,7 @@ def test_nobody_catches_broadly_but_by_the_one_that_may() -> None:
 
 @every_module
 def test_nothing_is_rebound_globally(path: Path) -> None:
-    assert [node.lineno for node in ast.walk(parse(path)) if isinstance(node, ast.Global)] == []
+    assert [node.lineno for node in ast.walk(parse_source(path)) if isinstance(node, ast.Global)] == []
 
 
 # Functions that import, so that a proxy whose admin site nobody opens does not load it.
@@ -283,7 +279,7 @@ LAZY_IMPORTS = {"app": frozenset({"_create_admin_site", "_build_admin_api"})}
 def test_only_commands_and_the_lazy_admin_site_import_inside_functions(path: Path) -> None:
     inner = {
         node.name
-        for node in ast.walk(parse(path))
+        for node in ast.walk(parse_source(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for line in ast.walk(node)
         if isinstance(line, ast.Import | ast.ImportFrom)
@@ -295,7 +291,7 @@ def test_only_commands_and_the_lazy_admin_site_import_inside_functions(path: Pat
 def test_our_own_classes_do_not_inherit_from_one_another(path: Path) -> None:
     inherited = {
         f"{node.name}({ast.unparse(base)})"
-        for node in ast.walk(parse(path))
+        for node in ast.walk(parse_source(path))
         if isinstance(node, ast.ClassDef)
         for base in node.bases
         if ast.unparse(base) in list_classes() and not ast.unparse(base).endswith("Error")

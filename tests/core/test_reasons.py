@@ -20,6 +20,7 @@ from compaction_proxy.core.event import (
 )
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 from compaction_proxy.support import formatting
+from tests.helpers.source import parse_source
 
 PACKAGE = Path(compaction_proxy.__file__).parent
 RAISED = {"CompactionError", "SummaryError", "UnreadableBodyError", "StoreUnavailableError"}
@@ -31,7 +32,7 @@ OF_NO_EVENT = {"secret-unavailable", "record-unfit", "unreadable"}
 @cache
 def trees() -> list[ast.Module]:
     files = (path for path in PACKAGE.rglob("*.py") if path.name not in LISTS)
-    return [ast.parse(path.read_text("utf-8")) for path in files]
+    return [parse_source(path) for path in files]
 
 
 def texts(node: ast.AST) -> Iterator[str]:

@@ -5,6 +5,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tests.helpers.source import parse_source
+
 ROOT = Path(__file__).resolve().parents[2]
 _NAMED = re.compile(r"`((?:\w+/)*test_\w+\.py)::(\w+)`")
 
@@ -43,6 +45,6 @@ def missing_tests(text: str) -> list[str]:
 @cache
 def _tests_of(file: str) -> frozenset[str]:
     path = ROOT / "tests" / file
-    tree = ast.parse(path.read_text(encoding="utf-8") if path.is_file() else "")
     functions = ast.FunctionDef | ast.AsyncFunctionDef
-    return frozenset(each.name for each in tree.body if isinstance(each, functions))
+    body = parse_source(path).body if path.is_file() else []
+    return frozenset(each.name for each in body if isinstance(each, functions))

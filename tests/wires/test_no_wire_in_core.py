@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.helpers.source import parse_source
+
 PACKAGE = Path(__file__).resolve().parents[2] / "proxy" / "compaction_proxy"
 # Names of fields, of kinds and of roles that only some wires have, and that are no word of ours.
 WORDS = frozenset(
@@ -29,14 +31,14 @@ OTHERS = ("compaction_proxy.wires.responses", "compaction_proxy.wires.messages")
 
 def _strings(path: Path) -> Iterator[str]:
     """All strings of a module, docstrings too: they are more than a word."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse_source(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str | bytes):
             value = node.value
             yield value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _imported(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parse_source(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
 
