@@ -8,7 +8,7 @@ UV_RUN := ./.ci/uv run --frozen
 PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-system test-all test-agents lint types check bench pages docs sbom dist audit hooks
+.PHONY: help demo serve test test-system test-all test-agents test-hostile lint types check bench pages docs sbom dist audit hooks
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ test-agents: export SOURCES := $(SOURCES)
 test-agents: export COUNTINGS := $(COUNTINGS)
 test-agents: ## run real agents through the proxy (hours)
 	@$(UV_RUN) pytest tests/system/agents $(ARGS); code=$$?; $(UV_RUN) python .ci/docs_pages.py && exit $$code
+
+test-hostile: ## send 200,000 hostile requests while everything fails; ARGS="--requests 2000 --seed 1"
+	@$(UV_RUN) python bench/hostile.py $(ARGS)
 
 lint: ## check style and format, of the code and of the texts for users
 	@$(UV_RUN) ruff check

@@ -30,7 +30,7 @@ class Addresses:
     live: list[tuple[str, int]] = field(default_factory=list)
 
 
-class _Answer:
+class Answer:
     """One answer, as it comes.
 
     Attributes:
@@ -57,13 +57,14 @@ class _Answer:
         self.body += data
 
     def on_message_complete(self) -> None:
-        self.ended = True
+        self.ended = self.status >= 200  # an interim response comes before it
 
     def feed(self, data: bytes) -> None:
         self._parser.feed_data(data)
 
 
-async def _read(reader: asyncio.StreamReader, answer: _Answer) -> None:
+async def read_answer(reader: asyncio.StreamReader, answer: Answer) -> None:
+    """Read an answer to its end, or to that of the connection."""
     while not answer.ended and (data := await reader.read(65_536)):
         answer.feed(data)
 
@@ -110,7 +111,7 @@ class Clients:
         self.upstream.asked[name] = asked
         leaves_s = self.rng.random() * 0.2 if self.rng.random() < LEAVING_SHARE else None
         address = self.rng.choice(self.addresses.live)
-        answer, begun_s = _Answer(), time.monotonic()
+        answer, begun_s = Answer(), time.monotonic()
         try:
             async with asyncio.timeout(PATIENCE_S if leaves_s is None else leaves_s):
                 await self._exchange(address, canary, content, answer)
@@ -124,7 +125,7 @@ class Clients:
         # An upstream call may begin while its client leaves.
         asyncio.get_running_loop().call_later(PATIENCE_S, self.upstream.asked.pop, name)
 
-    async def _exchange(self, address: tuple[str, int], canary: str, content: bytes, into: _Answer) -> None:
+    async def _exchange(self, address: tuple[str, int], canary: str, content: bytes, into: Answer) -> None:
         head = (
             f"POST /v1/chat/completions HTTP/1.1\r\nhost: soak\r\nauthorization: Bearer sk-{canary}\r\n"
             f"content-type: application/json\r\nx-session-id: same-for-all\r\n"
@@ -134,7 +135,7 @@ class Clients:
         try:
             writer.write(head.encode() + content)
             with contextlib.suppress(ConnectionResetError):  # a cut, which `into` shows
-                await _read(reader, into)
+                await read_answer(reader, into)
         finally:
             writer.transport.abort()
 
@@ -148,7 +149,7 @@ class Clients:
         content = json.dumps(body).encode()
         return Asked(name, canary, rule, len(content), events, self.rng.random() * 0.02, cut), content
 
-    def _judge(self, asked: Asked, answer: _Answer) -> None:
+    def _judge(self, asked: Asked, answer: Answer) -> None:
         """Note what is wrong with an answer whose client stayed."""
         if answer.status == 503 and "retry-after" in answer.headers:
             self.counted["turned away with retry-after"] += 1
@@ -166,7 +167,7 @@ class Clients:
         elif answer.ended != (asked.cut is None):
             self.wrong.append(f"{asked.name}: {'ended' if answer.ended else 'cut'}, unlike the upstream's")
 
-    def _judge_left(self, asked: Asked, answer: _Answer, left_s: float | None) -> None:
+    def _judge_left(self, asked: Asked, answer: Answer, left_s: float | None) -> None:
         """Note what is wrong with what came until a client left."""
         if left_s is None:
             self.wrong.append(f"{asked.name}: no end within {PATIENCE_S:.0f} s")

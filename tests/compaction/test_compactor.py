@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus
 from compaction_proxy.config.config import Config, get_model_settings
@@ -144,6 +145,31 @@ async def test_a_fault_of_ours_while_summarising_counts_as_no_summary(chained: B
     assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "internal")
     assert fit.report.tokens_after is not None
     assert fit.report.tokens_after <= SMALL_WINDOW
+
+
+@pytest.mark.parametrize("shortage", [MemoryError(), RuntimeError("can't start new thread")])
+async def test_a_round_for_which_no_memory_or_thread_is_left_is_no_fault(
+    chained: Bench, shortage: Exception
+) -> None:
+    chained.summaries.answers = [shortage]
+    with structlog.testing.capture_logs() as logged:
+        fit = await chained.fit(talk(120))
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.APPLIED, "out-of-resources")
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["compaction.failed"]
+    assert [line for line in logged if line["log_level"] == "error"] == []
+
+
+async def test_a_request_whose_reading_takes_more_memory_than_is_left_goes_on_as_it_came(
+    chained: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starve(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    asked = chained.ask(talk(40))
+    monkeypatch.setattr(chained.compactor._loader, "load_view", starve)
+    fit = await chained.compactor.fit_request(asked)
+    assert fit.raw is asked.body.raw
+    assert (fit.report.status, fit.report.reason) == (CompactionStatus.FAILED_OPEN, "out-of-resources")
 
 
 async def test_below_the_limit_a_failed_summary_forwards_what_came(chained: Bench) -> None:

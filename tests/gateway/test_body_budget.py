@@ -1,6 +1,9 @@
 """The budget of request bodies: what is counted, who waits, and who is refused."""
 
 import asyncio
+import ctypes
+import os
+from pathlib import Path
 
 import pytest
 
@@ -189,3 +192,23 @@ def test_the_default_follows_the_smallest_limit_and_is_shared_by_workers(
     memory_bytes: int | None, address_bytes: int | None, workers: int, expected: int
 ) -> None:
     assert compute_default_budget(memory_bytes, address_bytes, workers) == expected
+
+
+def read_resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the allocator is not glibc's")
+async def test_memory_returns_to_the_system_once_many_bytes_of_bodies_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "TRIM_DELAY_S", 0.0)
+    hold = BodyBudget().open_hold()
+    pieces = [b"x" * 60_000 for _ in range(1_000)]
+    hold.add_bytes(60_000_000)
+    full = read_resident_bytes()
+    del pieces[:-1]  # the last one keeps the allocator from giving back what lies below it
+    hold.release()
+    async with asyncio.timeout(20):
+        while read_resident_bytes() > full - 40_000_000:  # noqa: ASYNC110 - the system is no event of ours
+            await asyncio.sleep(0.01)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import structlog
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo.provider import (
@@ -60,6 +61,20 @@ async def test_a_body_that_cannot_be_decoded_is_relayed_as_it_came_and_says_why(
     answer = await client.post(PATH, content=packed, headers={"content-encoding": "gzip"})
     assert ours(answer) == {"x-compaction-status": "none", "x-compaction-reason": "encoded"}
     assert provider.log[-1].body == packed
+
+
+async def test_a_path_outside_the_base_is_refused_before_any_work_for_it(
+    client: httpx.AsyncClient, provider: DemoProvider
+) -> None:
+    messages = [{"role": role, "content": "one word " * 200} for role in ("user", "assistant") * 4]
+    body = {"model": AGENT_MODEL, "messages": [*messages, {"role": "user", "content": "Hello"}]}
+    with structlog.testing.capture_logs() as logged:
+        answer = await client.post(
+            "/v1/%2e%2e/chat/completions", json=body, headers={"x-compaction": "force"}
+        )
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_path")
+    assert [line for line in logged if line["log_level"] == "error"] == []
+    assert not provider.log
 
 
 async def test_a_header_of_ours_that_makes_no_sense_is_refused(client: httpx.AsyncClient) -> None:

@@ -22,7 +22,7 @@ from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.summary_request import SummaryRoute
 from compaction_proxy.compaction.types import CompactionMode, FitRequest, FitResult
 from compaction_proxy.config.config import Config, get_model_settings
-from compaction_proxy.core.errors import StoreUnavailableError, SummaryError
+from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.core.event import Event
 from compaction_proxy.core.summary.call import SummaryAnswer, SummaryCall
 from compaction_proxy.gateway.identity import mint_conversation_id
@@ -59,7 +59,7 @@ RECORD = (
 RUN_MARK = re.compile(r"^=== RUN \d+ ===$", re.MULTILINE)
 
 JsonObject = dict[str, Any]
-Answer = SummaryAnswer | SummaryError
+Answer = SummaryAnswer | Exception
 
 
 def priced(_model: str, _url: str, prompt: int, cached: int, completion: int) -> float:
@@ -104,7 +104,7 @@ class Summaries:
         if self.takes_s:
             await asyncio.sleep(self.takes_s)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, SummaryError):
+        if isinstance(answer, Exception):
             raise answer
         marks = RUN_MARK.findall(call.prompt)
         if marks:

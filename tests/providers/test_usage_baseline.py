@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compaction_proxy.providers.calibration import Calibration
+from compaction_proxy.providers.calibration import MIN_RATIO, Calibration
 from compaction_proxy.providers.usage_baseline import (
     DIFFERENCE_MARGIN,
     UsageBaseline,
@@ -45,11 +45,11 @@ def test_what_was_taken_away_takes_less_off_the_bound() -> None:
 
 
 @given(anchors, estimates, st.floats(-1.2, 1.3))
-def test_a_prediction_is_never_negative_nor_above_its_bound(
+def test_a_prediction_is_no_less_than_any_provider_counts_nor_above_its_bound(
     anchor: UsageBaseline, now: int, mean: float
 ) -> None:
-    calibration = Calibration(mean, 0.02, 5)
-    assert 0 <= predict_tokens(anchor, now, calibration) <= predict_upper_bound(anchor, now, calibration)
+    least, calibration = math.floor(now * MIN_RATIO), Calibration(mean, 0.02, 5)
+    assert least <= predict_tokens(anchor, now, calibration) <= predict_upper_bound(anchor, now, calibration)
 
 
 @given(anchors, st.floats(-1.2, 1.3))

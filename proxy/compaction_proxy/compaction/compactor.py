@@ -28,7 +28,7 @@ from compaction_proxy.compaction.types import (
     FitResult,
 )
 from compaction_proxy.core.budget import MIN_OUTPUT_TOKENS
-from compaction_proxy.core.errors import CompactionError, SummaryError
+from compaction_proxy.core.errors import OUT_OF_RESOURCES, CompactionError, SummaryError, is_resource_shortage
 from compaction_proxy.core.message import Message
 from compaction_proxy.core.repair import insert_alternating_fillers, is_valid_message_list, repair_messages
 from compaction_proxy.core.trigger import has_active_rule
@@ -202,6 +202,9 @@ class Compactor:
             nonlocal reason
             if isinstance(error, CompactionError):
                 reason = error.reason
+            elif is_resource_shortage(error):
+                reason = OUT_OF_RESOURCES
+                _log_failure(ask, error)
             else:
                 _log.error(COMPACTION_FAILED, conversation=ask.known_conversation, exc_info=error)
 
@@ -519,7 +522,9 @@ def _log_failure(ask: FitRequest, error: BaseException) -> None:
 
 def _log_unexpected_error(error: BaseException) -> None:
     """Logs an error. Ignores a `CompactionError`: it will occur again in `fit_request`, which reports it."""
-    if not isinstance(error, CompactionError):
+    if is_resource_shortage(error):
+        _log.warning(COMPACTION_FAILED, error=type(error).__name__)
+    elif not isinstance(error, CompactionError):
         _log.error(COMPACTION_FAILED, exc_info=error)
 
 

@@ -35,7 +35,7 @@ from compaction_proxy.core.checkpoint import (
     to_fields,
 )
 from compaction_proxy.core.digest import format_message_id
-from compaction_proxy.core.errors import SummaryError
+from compaction_proxy.core.errors import OUT_OF_RESOURCES, SummaryError, is_resource_shortage
 from compaction_proxy.core.event import (
     APPLIED,
     COMPACTED,
@@ -65,7 +65,7 @@ from compaction_proxy.storage.keys import checkpoint_keys, checkpoint_list_key, 
 from compaction_proxy.storage.leases import wait_for_lease_or_record
 from compaction_proxy.storage.records import ListItem, RecordItem, RecordStore
 from compaction_proxy.storage.store import Lease
-from compaction_proxy.support.log_events import COMPACTION_STARTED, ROUND_CRASHED
+from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_STARTED, ROUND_CRASHED
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.support.offload import run_in_worker, run_in_worker_if_large
 from compaction_proxy.telemetry.event_history import (
@@ -253,7 +253,7 @@ class RoundBuilder:
         if error is not None and not isinstance(error, SummaryError):
             # The caller treats a `SummaryError` like a missing summary, and makes the request fit in another
             # way.
-            raise SummaryError("internal") from error
+            raise SummaryError(_find_fault_reason(error)) from error
         return task.result()
 
     def begin_round(self, job: RoundJob) -> None:
@@ -358,8 +358,10 @@ class RoundBuilder:
         is_fault = not isinstance(error, SummaryError)
         if error is None or (job.summary_request is None and not is_fault):
             return
-        reason = error.reason if isinstance(error, SummaryError) else "internal"
-        if is_fault:
+        reason = error.reason if isinstance(error, SummaryError) else _find_fault_reason(error)
+        if reason == OUT_OF_RESOURCES:
+            _log.warning(COMPACTION_FAILED, conversation=job.conversation, error=type(error).__name__)
+        elif is_fault:
             _log.error(ROUND_CRASHED, conversation=job.conversation, exc_info=error)
         self._resting[job.view.strategy_thread] = (self._clock() + FAILURE_REST_S, reason)
         fields = _build_common_fields(job, self.summarizer.price)
@@ -568,3 +570,7 @@ def _write_extracts(job: RoundJob) -> tuple[str, ...]:
     if job.draft.ledger and not is_chain and extracts:
         extracts[0] = f"{job.draft.ledger}\n\n{extracts[0]}"
     return tuple(extracts)
+
+
+def _find_fault_reason(error: BaseException) -> str:
+    return OUT_OF_RESOURCES if is_resource_shortage(error) else "internal"

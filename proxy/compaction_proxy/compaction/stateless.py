@@ -20,7 +20,12 @@ from compaction_proxy.compaction.summarizer import Summarizer
 from compaction_proxy.compaction.types import CompactionMode, CompactionStatus, FitRequest, FitResult
 from compaction_proxy.core.budget import compute_budget
 from compaction_proxy.core.checkpoint import EXTRACT_WRITER
-from compaction_proxy.core.errors import InternalError, UnreadableBodyError
+from compaction_proxy.core.errors import (
+    OUT_OF_RESOURCES,
+    InternalError,
+    UnreadableBodyError,
+    build_shortage_error,
+)
 from compaction_proxy.core.event import COMPACTED
 from compaction_proxy.providers.model_limits import ModelLimits
 from compaction_proxy.providers.usage_baseline import UsageBaselineStore
@@ -118,6 +123,7 @@ async def shorten_messages(
 
     Raises:
         UnreadableBodyError: If a message cannot be read.
+        OverloadedError: If no memory, thread or descriptor was left for the compaction.
         InternalError: If an unexpected error has occurred in the proxy. The log contains the cause.
     """
     async with compaction.open_compactor() as (compactor, history):
@@ -128,6 +134,8 @@ async def shorten_messages(
         first = await compactor.fit_request(ask)
         report = first.report
         if report.tokens_before is None or report.tokens_after is None:
+            if report.reason == OUT_OF_RESOURCES:
+                raise build_shortage_error()
             raise (
                 InternalError
                 if report.reason == "internal"

@@ -16,7 +16,15 @@ ProxyError
     └── SearchUnavailableError     SQLite cannot search text (501 from the admin API)
 """
 
+import errno
 import json
+from typing import Final
+
+# What the system answers if no descriptor or memory is left. Python has no exception of its own for threads.
+_SHORTAGE_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
+_NO_THREAD: Final = "can't start new thread"
+# The reason of a compaction that failed because of such a shortage.
+OUT_OF_RESOURCES: Final = "out-of-resources"
 
 
 class ProxyError(Exception):
@@ -85,6 +93,22 @@ class ReplayFailedError(ProxyError):
 
     status = 500
     code = "rehearsal_failed"
+
+
+def is_resource_shortage(error: BaseException) -> bool:
+    """Returns whether an exception means that no memory, thread or descriptor is left for a request."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_resource_shortage, error.exceptions))
+    if isinstance(error, OSError):
+        return error.errno in _SHORTAGE_ERRNOS
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and str(error) == _NO_THREAD)
+
+
+def build_shortage_error() -> OverloadedError:
+    """Returns the error for a request for which no memory, thread or descriptor is left."""
+    return OverloadedError(
+        5, "The proxy has no memory, thread or descriptor left for this request; try again."
+    )
 
 
 # Errors that the proxy sends to clients as responses. A response has the format of the wire that the client

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from compaction_proxy.core.errors import OUT_OF_RESOURCES
 from compaction_proxy.core.trigger import TRIGGER_FIELDS
 
 # Reasons why a compaction is due. A reason that is named like a field of `core.trigger.TriggerRule` means
@@ -40,7 +41,9 @@ SUMMARY_NOT_ASKED_REASONS = frozenset({
     "breaker-open", "budget", "no-model", "no-summary-model", "overflow", "summary-window", "unknown-model",
 })  # fmt: skip
 # Reasons why a summary did not arrive.
-SUMMARY_MISSING_REASONS = frozenset({"cancelled", "deadline", "internal", "timeout", "unreachable"})
+SUMMARY_MISSING_REASONS = frozenset({
+    "cancelled", "deadline", "internal", OUT_OF_RESOURCES, "timeout", "unreachable",
+})  # fmt: skip
 # Reasons why a summary that arrived cannot be used.
 SUMMARY_UNUSABLE_REASONS = frozenset({
     "content-filter", "empty", "garbage", "language", "longer", "reasoning", "refused", "rules-lost",
@@ -79,7 +82,9 @@ def find_failed_part(reason: str) -> str:
     if reason in UNREAD_BODY_REASONS:
         return REQUEST_PART
     of_summaries = SUMMARY_NOT_ASKED_REASONS | SUMMARY_MISSING_REASONS | SUMMARY_UNUSABLE_REASONS
-    is_of_summary = reason in of_summaries - {"cancelled", "internal"} or reason.startswith("http-")
+    is_of_summary = reason in of_summaries - {"cancelled", "internal", OUT_OF_RESOURCES} or reason.startswith(
+        "http-"
+    )
     return SUMMARY_PART if is_of_summary else PROXY_PART
 
 

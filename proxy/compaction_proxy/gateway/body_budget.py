@@ -19,6 +19,7 @@ import sys
 from typing import Final
 
 from compaction_proxy.core.errors import OverloadedError
+from compaction_proxy.support.memory_limit import return_free_memory
 
 # The budget does not limit this many bytes at the start of each body, so that small requests do not wait for
 # large ones.
@@ -43,8 +44,12 @@ MAX_WAITING: Final = 64
 # The most bodies that one process decodes in threads at the same time. Further bodies wait. Each decoder may
 # use 8 MiB of memory that the budget does not count.
 MAX_DECODERS: Final = 2
-OUT_OF_MEMORY: Final = "The proxy has no memory left for this request. Try again later."
 TOO_MANY_BODIES: Final = "The proxy has no memory left for request bodies. Try again later."
+
+# After the process has held this many bytes of large bodies, it returns their memory to the system as soon as
+# it holds none, and this many seconds have passed. For 240 MB of freed memory this took 15 ms.
+TRIM_BYTES: Final = 16 * 1024 * 1024
+TRIM_DELAY_S: Final = 0.5
 
 # The following constants are used to compute the default budget. This one is the memory, in bytes, that a
 # worker uses for its code, tokenizer vocabularies and caches while it holds no large bodies.
@@ -97,13 +102,22 @@ class BodyBudget:
         decoder_slots: A semaphore that limits how many bodies are decoded in threads at the same time.
     """
 
-    __slots__ = ("_large_bytes", "_wait_s", "_waiting", "decoder_slots", "limit_bytes", "used_bytes")
+    __slots__ = (
+        "_large_bytes",
+        "_peak_bytes",
+        "_wait_s",
+        "_waiting",
+        "decoder_slots",
+        "limit_bytes",
+        "used_bytes",
+    )
 
     def __init__(self, limit_bytes: int = sys.maxsize, wait_s: float = WAIT_S) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.decoder_slots = asyncio.Semaphore(MAX_DECODERS)
         self._large_bytes = 0  # the part of `used_bytes` that `limit_bytes` limits
+        self._peak_bytes = 0  # the largest value of `_large_bytes` since it was last 0
         self._wait_s = wait_s
         # For each body that waits: the size in bytes for which it needs room, and the future that completes
         # when the room is reserved.
@@ -131,11 +145,21 @@ class BodyBudget:
         self.used_bytes += counted_bytes - before
         if counted_bytes > SMALL_BYTES or before > SMALL_BYTES:
             self._large_bytes += _count_limited_bytes(counted_bytes) - _count_limited_bytes(before)
+            self._peak_bytes = max(self._peak_bytes, self._large_bytes)
+            if not self._large_bytes:
+                self._end_peak()
         if self._waiting and counted_bytes < before:
             for waiter, (size_bytes, turn) in list(self._waiting.items()):  # oldest first
                 if not turn.done() and self.try_reserve(waiter, size_bytes):
                     del self._waiting[waiter]
                     turn.set_result(None)
+
+    def _end_peak(self) -> None:
+        """Lets the process return the memory of the bodies that have just gone, if they were many bytes."""
+        peak_bytes, self._peak_bytes = self._peak_bytes, 0
+        if peak_bytes >= TRIM_BYTES:
+            # The objects of the last request go when its task has ended.
+            asyncio.get_running_loop().call_later(TRIM_DELAY_S, return_free_memory)
 
     def try_reserve(self, hold: "BodyHold", size_bytes: int) -> bool:
         """Reserves room in the budget for a body to grow to `size_bytes` bytes, if there is enough.

@@ -15,11 +15,9 @@ from typing import Any, Final, NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UnreadableBodyError
+from compaction_proxy.core.errors import RequestRefusedError, UnreadableBodyError, build_shortage_error
 from compaction_proxy.gateway.body_budget import (
     MAX_DECODERS,
-    OUT_OF_MEMORY,
-    RETRY_AFTER_S,
     SMALL_BYTES,
     BodyHold,
 )
@@ -85,7 +83,7 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int, hold: Body
     try:
         return await _read_whole_body(scope, receive, limit_bytes, hold, declared_bytes)
     except MemoryError:
-        raise OverloadedError(RETRY_AFTER_S, OUT_OF_MEMORY) from None
+        raise build_shortage_error() from None
 
 
 async def _read_whole_body(

@@ -9,7 +9,6 @@ from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from compaction_proxy.core.errors import OverloadedError, RequestRefusedError, UpstreamError
-from compaction_proxy.gateway.body_budget import OUT_OF_MEMORY, RETRY_AFTER_S
 from compaction_proxy.gateway.client_auth import ALLOW_ALL_CLIENTS, ClientAuthenticator
 from compaction_proxy.gateway.headers import HOP_HEADER, build_header_map, refuse_loop
 from compaction_proxy.gateway.paths import DASHBOARD_PATH, is_own_path, is_start_page_visit
@@ -61,7 +60,7 @@ class RelayHandler:
                 refuse_loop(scope["headers"], self.hop_mark)
             protocols = first.get(b"upgrade", b"").lower().split(b",")
             if b"websocket" in [protocol.strip() for protocol in protocols]:
-                await send_error(send, _WEBSOCKET, _ASK_IN_HTTP)
+                await send_error(send, _WEBSOCKET, _ASK_IN_HTTP, find_error_encoder(scope))
             elif self.keep_alive_s:
                 with KeepaliveChannel(send, self.keep_alive_s) as channel:
                     await self.endpoint(scope, receive, channel)
@@ -69,10 +68,6 @@ class RelayHandler:
                 await self.endpoint(scope, receive, send)
         except (RequestRefusedError, OverloadedError, UpstreamError) as error:
             await send_error(send, error, encode_error=find_error_encoder(scope))
-        except MemoryError:
-            await send_error(
-                send, OverloadedError(RETRY_AFTER_S, OUT_OF_MEMORY), encode_error=find_error_encoder(scope)
-            )
         except ClientDisconnect:
             return
 

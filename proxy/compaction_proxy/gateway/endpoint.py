@@ -44,7 +44,7 @@ from compaction_proxy.gateway.control_headers import (
 from compaction_proxy.gateway.headers import build_header_map, drop_field
 from compaction_proxy.gateway.identity import IdentityResolver, format_origin
 from compaction_proxy.gateway.overflow_probe import detect_overflow
-from compaction_proxy.gateway.paths import find_deployment
+from compaction_proxy.gateway.paths import find_deployment, join_upstream_url
 from compaction_proxy.gateway.recall_loop import (
     RecallLoop,
     ToolOffer,
@@ -147,11 +147,14 @@ class RelayEndpoint:
         """Answers one request.
 
         Raises:
-            RequestRefusedError: If the body is too large, a control header (`x-compaction…`) is invalid, or
-                one of the proxy's compaction items cannot be decrypted.
+            RequestRefusedError: If the path leads out of the base URL, the body is too large, a control
+                header (`x-compaction…`) is invalid, or one of the proxy's compaction items cannot be
+                decrypted.
             OverloadedError: If the proxy is serving too many requests, or holds too many bytes of bodies.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
+        # Refuses a path outside the base URL before any work for the request begins.
+        join_upstream_url(self._upstream.base_url, scope["raw_path"], scope["query_string"])
         header_map = build_header_map(scope["headers"])
         control = (
             NO_OVERRIDES if CONTROL_FIELDS.isdisjoint(header_map) else parse_control_headers(scope["headers"])

@@ -107,7 +107,8 @@ def predict_tokens(baseline: UsageBaseline, estimate: int, calibration: Calibrat
     The result is the anchor's actual count plus the difference between `estimate` and the anchor's estimate.
     Before the addition, the function converts this difference from estimated to actual tokens. For this, it
     multiplies the difference by the geometric mean of two ratios of actual to estimated tokens: the anchor's
-    and the calibration's.
+    and the calibration's. The result is at least `MIN_RATIO` times `estimate`, even if an anchor with a far
+    lower count than usual was much longer than the request.
 
     Args:
         baseline: Anchor that matches the request.
@@ -132,7 +133,7 @@ def _predict_with_margin(
     rate = math.sqrt(baseline.actual / baseline.estimate * calibration.ratio)
     difference = (estimate - baseline.estimate) * rate
     difference *= margin if difference > 0 else 1 / margin
-    return max(0, math.ceil(baseline.actual + difference))
+    return max(math.floor(estimate * MIN_RATIO), math.ceil(baseline.actual + difference))
 
 
 def to_fields(baseline: UsageBaseline) -> list[Any]:

@@ -29,6 +29,7 @@ REASON_TEXTS = {
     "no-summary-model": "no summary model is configured or known",
     "not-json": "the request body could not be read",
     "nothing-to-take": "the request contains nothing that can be shortened",
+    "out-of-resources": "the proxy had no memory, thread or descriptor left",
     "overflow": "the summary call exceeded the context window of the summary model",
     "paused": "recent compactions did not reduce the size; the proxy retries later",
     "provider-compacts": "the request asks the provider to compact the conversation",

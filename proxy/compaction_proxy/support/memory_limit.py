@@ -1,7 +1,9 @@
-"""Reads from the operating system how much memory this process may use."""
+"""Reads from the operating system how much memory this process may use, and returns what it does not use."""
 
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -41,6 +43,18 @@ def read_memory_limits(proc_folder: Path = PROC, cgroup_folder: Path = CGROUPS) 
         if limit is not None
     ]
     return MemoryLimits(min(limits, default=None), _read_free_address_bytes(proc_folder))
+
+
+def return_free_memory() -> None:
+    """Returns memory to the system that the process has freed but that its allocator keeps.
+
+    The allocator keeps freed memory that lies between memory in use. On systems without glibc, the function
+    has no effect.
+    """
+    if sys.platform != "linux":
+        return
+    with suppress(ImportError, OSError, MemoryError, AttributeError):  # AttributeError: another C library
+        import_module("ctypes").CDLL(None).malloc_trim(0)
 
 
 def _read_cgroup_limits(proc_folder: Path, cgroup_folder: Path) -> Iterator[int | None]:

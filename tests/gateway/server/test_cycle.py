@@ -1,6 +1,8 @@
 """How answers are written to a connection."""
 
 import asyncio
+import errno
+import json
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -102,6 +104,51 @@ async def test_an_application_that_fails_is_logged_and_answered() -> None:
     assert status == b"HTTP/1.1 500 Internal Server Error"
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
     assert [(line["event"], line["log_level"]) for line in logged] == [("request.crashed", "error")]
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        OSError(errno.EMFILE, "Too many open files"),
+        ExceptionGroup("tasks", [MemoryError()]),
+    ],
+)
+async def test_a_request_for_which_nothing_is_left_is_told_to_come_back(shortage: Exception) -> None:
+    async def starve(scope: Any, receive: Any, send: Any) -> None:
+        raise shortage
+
+    with structlog.testing.capture_logs() as logged:
+        lines = await said(starve, GET % b"/")
+    status, error = refusal(lines)
+    assert (status, error["code"]) == (b"HTTP/1.1 503 Service Unavailable", "overloaded")
+    assert b"retry-after: 5" in lines
+    assert [(line["event"], line["log_level"]) for line in logged] == [
+        ("request.out_of_resources", "warning")
+    ]
+
+
+async def test_an_answer_that_has_begun_is_cut_where_no_memory_is_left() -> None:
+    async def starve(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"o", "more_body": True})
+        raise MemoryError
+
+    with structlog.testing.capture_logs() as logged:
+        lines = await said(starve, GET % b"/")
+    assert (lines[0], lines[-1]) == (b"HTTP/1.1 200 OK", b"o")
+    assert [line["log_level"] for line in logged] == ["warning"]
+
+
+@pytest.mark.parametrize("sent", [GET % b"/", b"POST / HTTP/1.1\r\n\r\n"])
+async def test_an_error_of_the_server_is_one_for_clients_of_every_wire(sent: bytes) -> None:
+    async def crash(scope: Any, receive: Any, send: Any) -> None:
+        raise ZeroDivisionError
+
+    told = json.loads((await said(crash, sent))[-1])
+    assert told["type"] == "error"
+    assert {"type", "message"} <= told["error"].keys()
 
 
 @pytest.mark.parametrize(("announced", "sent"), [(b"3", b"ok"), (b"1", b"ok")])

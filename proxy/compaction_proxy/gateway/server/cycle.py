@@ -7,15 +7,24 @@ write, and a slow body does not delay the HTTP head.
 
 import asyncio
 import http
+import json
 from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
 from starlette.types import ASGIApp, Message, Scope
 
-from compaction_proxy.core.errors import InternalError, RequestRefusedError, format_openai_error
+from compaction_proxy.core.errors import (
+    ClientFacingError,
+    InternalError,
+    OverloadedError,
+    RequestRefusedError,
+    build_shortage_error,
+    format_openai_error,
+    is_resource_shortage,
+)
 from compaction_proxy.support.fail_open import suppress_and_report
-from compaction_proxy.support.log_events import REQUEST_CRASHED
+from compaction_proxy.support.log_events import REQUEST_CRASHED, REQUEST_OUT_OF_RESOURCES
 
 # If the first part of the body has at most this many bytes, it is sent together with the status line and the
 # header fields in one write. A larger part is sent in a second write.
@@ -53,12 +62,21 @@ def encode_header_lines(fields: Sequence[tuple[bytes, bytes]]) -> bytes:
     return block
 
 
+def _encode_error(error: ClientFacingError) -> bytes:
+    """Encodes the body of an error so that clients of all wires understand it.
+
+    The server does not know the wire. So the body is in OpenAI's format, and also has the member `type` that
+    clients of Anthropic's API look for.
+    """
+    return json.dumps({"type": "error", **json.loads(format_openai_error(error))}).encode()
+
+
 def encode_refusal(error: RequestRefusedError, default_headers: bytes) -> bytes:
     """Encodes an error as a complete response with `connection: close`.
 
     `default_headers` are the encoded header lines that every response has.
     """
-    body = format_openai_error(error)
+    body = _encode_error(error)
     fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
     return b"".join(
         (_STATUS_LINES[error.status], default_headers, encode_header_lines(fields), _CLOSE, b"\r\n", body)
@@ -164,15 +182,25 @@ class RequestResponseCycle:
     async def run(self, app: ASGIApp) -> None:
         """Runs the application. If it ends before its response is complete, closes the connection.
 
-        If the response has not even begun, first sends an error with status 500. An exception of the
-        application is logged.
+        If the response has not even begun, first sends an error: with status 503 if no memory, thread or
+        descriptor is left, else with status 500. An exception of the application is logged.
         """
+        failure: InternalError | OverloadedError = InternalError()
+
+        def record_crash(error: BaseException) -> None:
+            nonlocal failure
+            if is_resource_shortage(error):
+                failure = build_shortage_error()
+                _log.warning(REQUEST_OUT_OF_RESOURCES, error=type(error).__name__)
+            else:
+                _log.error(REQUEST_CRASHED, exc_info=error)
+
         try:
-            with suppress_and_report(_log_crash):
+            with suppress_and_report(record_crash):
                 await app(self.scope, self.receive, self.send)
         finally:
             if not (self.response_complete or self.is_disconnected):
-                self._abort_response()
+                self._abort_response(failure)
 
     def feed_body(self, piece: bytes) -> int:
         """Adds a part of the body. Returns how many of its bytes still wait for the application."""
@@ -305,21 +333,19 @@ class RequestResponseCycle:
         chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
         return chunk if more_body else chunk + _LAST_CHUNK
 
-    def _abort_response(self) -> None:
+    def _abort_response(self, failure: InternalError | OverloadedError) -> None:
         """Closes the connection although the response is not complete.
 
-        If the response has not begun, first sends an error with status 500.
+        If the response has not begun, first sends `failure`.
         """
         if self.response_started:
             self._flush_head()
         else:
-            body = format_openai_error(InternalError())
+            body = _encode_error(failure)
             fields = [*_JSON_HEADERS, (b"content-length", b"%d" % len(body))]
+            if isinstance(failure, OverloadedError):
+                fields.append((b"retry-after", b"%d" % failure.retry_after_s))
             self.keep_alive = False
-            self._start_response(InternalError.status, fields)
+            self._start_response(failure.status, fields)
             self._send_body(body, more_body=False)
         self._connection.transport.close()
-
-
-def _log_crash(error: BaseException) -> None:
-    _log.error(REQUEST_CRASHED, exc_info=error)
