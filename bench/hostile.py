@@ -384,9 +384,11 @@ class Run:
         """Each line is an event, and none tells of a fault of ours."""
         for line in log.read_text(errors="replace").splitlines():
             event = json.loads(line) if line.startswith("{") else {}
-            told = event.get("exception") or line
-            if told.endswith("CancelledError\n"):  # the end of a process on a busy machine is cut
+            if (
+                "lifespan" in line and "CancelledError" in line
+            ):  # the end of a process on a busy machine is cut
                 continue
+            told = event.get("exception") or line
             if not event or "exception" in event or event["level"] in {"error", "critical"}:
                 self._note(
                     "log", f"{scene.store}, {scene.faults}: {event.get('event')}: {told[-SHOWN_CHARACTERS:]}"
