@@ -62,6 +62,7 @@ MAX_BODY_BYTES, MAX_INFLIGHT_BYTES = 8 * MIB, 32 * MIB
 MAX_RSS_BYTES = PROCESS_BYTES + COST_FACTOR * MAX_INFLIGHT_BYTES
 # A request of the corpus is not larger, and a run adds no more of them.
 SEED_BYTES, NEW_SEEDS = 65_536, 200
+SIZES = ("tokens-before", "tokens-after", "messages-before", "messages-after")
 SHOWN, SHOWN_CHARACTERS = 20, 1_500
 
 # What may be wrong, as the last line of the report calls it.
@@ -465,8 +466,10 @@ def _judge_relayed(case: Case, answer: Answer, visits: Visits) -> Iterator[tuple
 
 
 def _is_compacted(answer: Answer) -> bool:
-    told = [answer.headers.get(f"x-compaction-tokens-{name}", "0") for name in ("before", "after")]
-    return answer.headers.get("x-compaction-status") == "applied" or int(told[1]) < int(told[0])
+    """Whether the proxy says that fewer tokens or messages went on than came."""
+    told = {name: int(answer.headers.get(f"x-compaction-{name}", "0")) for name in SIZES}
+    is_smaller = any(told[f"{unit}-after"] < told[f"{unit}-before"] for unit in ("tokens", "messages"))
+    return is_smaller or answer.headers.get("x-compaction-status") == "applied"
 
 
 def _find_code(body: bytes) -> str:
