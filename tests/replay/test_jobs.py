@@ -35,7 +35,7 @@ async def kept(_: str) -> dict[str, Any]:
     return {"model": "kept-model", "messages": TALK}
 
 
-def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 30.0) -> ReplayJobRunner:
+def rehearsing(command: tuple[str, ...] = COMMAND, limit_s: float = 100.0) -> ReplayJobRunner:
     told = {"upstream": {"api_key": SECRET}, "server": {"admin_key": SECRET}}
     config = Config.model_validate({**told, "store": {"url": f"redis://:{SECRET}@store.test/0"}})
     return ReplayJobRunner(config, kept, command, timeout_s=limit_s)

@@ -80,7 +80,7 @@ def test_what_is_no_conversation_is_refused_in_a_line(tmp_path: Path, text: str,
 def test_files_and_bodies_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps(TALK)
     monkeypatch.setattr(module, "MAX_BODY_BYTES", len(text) - 1)
-    with pytest.raises(RequestRefusedError, match="a request larger than"):
+    with pytest.raises(RequestRefusedError, match="a request is larger than"):
         read(tmp_path / "talk.json", text)
     monkeypatch.setattr(module, "MAX_FILE_BYTES", 10)
     with pytest.raises(RequestRefusedError, match="larger than"):

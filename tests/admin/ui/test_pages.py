@@ -15,7 +15,6 @@ from compaction_proxy.admin.queries import (
     ConversationPage,
     StatisticsReport,
 )
-from compaction_proxy.admin.ui.charts import build_requests_chart
 from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
@@ -477,36 +476,6 @@ async def test_what_needs_no_store_is_shown_without_one() -> None:
     assert "The proxy cannot reach the store, so it does not know which models were used." in text
     assert "upstream.base_url https://api.openai.com/v1" in text
     assert "prune" in Read(played.text).text
-
-
-def test_rounds_of_two_strategies_are_marked_apart_on_the_chart() -> None:
-    def compacted(strategy: str) -> CompactionRecord:
-        event = Event(COMPACTED, 1.0, round=1, strategy=strategy, place=f"{strategy}-1")
-        return CompactionRecord(event, undone=False, pays_back_after=None, state="followed", used_at=1.0)
-
-    requests = [
-        exchange(float(at), strategy=strategy, round=number)
-        for at, (strategy, number) in enumerate([("", None), ("full", 1), ("full", 1), ("split", 1)])
-    ]
-    chart = json.loads(build_requests_chart(requests, [compacted("full"), compacted("split")]))
-
-    assert chart["marks"] == [None, 1, None, 1]
-    assert chart["places"] == [None, "full-1", None, "split-1"]
-
-
-def test_a_number_that_was_given_again_leads_to_the_round_that_the_request_used() -> None:
-    def compacted(at: float, request: str = "") -> CompactionRecord:
-        event = Event(COMPACTED, at, request=request, round=1, strategy="anchored", place=f"made-{at:.0f}")
-        return CompactionRecord(event, undone=at < 4, pays_back_after=None, state="in-use", used_at=at)
-
-    requests = [
-        exchange(float(at), strategy="anchored", round=number, request=f"r{at}")
-        for at, number in enumerate([None, None, 1, 1, None, 1])
-    ]
-    rounds = [compacted(1.0), compacted(5.5, "r5")]
-    chart = json.loads(build_requests_chart(requests, rounds))
-
-    assert chart["places"] == [None, None, "made-1", None, None, "made-6"]
 
 
 async def test_a_round_that_no_request_has_used_is_shown_as_prepared() -> None:
