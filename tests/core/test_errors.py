@@ -73,4 +73,4 @@ def test_a_failed_compaction_is_never_an_error_that_a_client_sees() -> None:
 
 def test_a_client_that_is_refused_for_want_of_room_is_told_when_to_come_back() -> None:
     error = OverloadedError(7)
-    assert (error.retry_after_s, "try again" in str(error)) == (7, True)
+    assert (error.retry_after_s, "Try again" in str(error)) == (7, True)

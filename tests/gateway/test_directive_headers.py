@@ -57,7 +57,7 @@ def test_a_pin_is_measured_in_characters() -> None:
 
 def test_more_pins_than_a_conversation_may_have_are_refused() -> None:
     assert len(parse_pins(sent(*(b"%d" % number for number in range(MAX_PINS))))) == MAX_PINS
-    with pytest.raises(RequestRefusedError, match="50 times at most"):
+    with pytest.raises(RequestRefusedError, match="at most 50 times"):
         parse_pins(sent(*(b"%d" % number for number in range(MAX_PINS + 1))))
 
 

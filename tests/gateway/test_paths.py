@@ -124,7 +124,7 @@ def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> No
     [b"/v1/../admin", b"/v1/%2e%2E/admin", b"/..", b"/v1/..%2fadmin", b"/v1/a/../../b", b"/v1//../b", b"*"],
 )
 def test_no_path_leaves_the_base_of_the_upstream(raw_path: bytes) -> None:
-    with pytest.raises(RequestRefusedError, match="leaves") as refused:
+    with pytest.raises(RequestRefusedError, match="outside the base URL") as refused:
         join_upstream_url("https://host/tenant/v1", raw_path, b"")
     assert refused.value.status == 400
 
