@@ -241,14 +241,14 @@ class Proxy:
             done.set()
             asking.join()
 
-    def wait_for_quiet(self) -> None:
-        """Wait until the process does nothing worth mentioning any more."""
+    def wait_for_quiet(self, most_s: float = 0.01) -> None:
+        """Wait until the process uses less than `most_s` of processor time in a fifth of a second."""
 
         def is_quiet() -> bool:
             before = self.cpu_s
             time.sleep(0.2)
             # On a busy machine, a process that wants to run may get no time for so long.
-            return self.cpu_s - before < 0.01 and not self._wants_to_run()
+            return self.cpu_s - before < most_s and not self._wants_to_run()
 
         self.wait_for(is_quiet, "the process rests")
 

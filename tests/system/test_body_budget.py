@@ -318,4 +318,6 @@ def test_a_budget_below_the_largest_body_is_refused_with_both_figures(tmp_path: 
     )
     assert ended.returncode == 2
     told = ended.stdout + ended.stderr
-    assert "server.max_inflight_bytes: must be at least server.max_body_bytes, which is 67108864" in told
+    assert "server.max_inflight_bytes: " in told
+    assert "server.max_body_bytes" in told
+    assert "67108864" in told

@@ -300,7 +300,7 @@ def test_no_key_at_all_is_refused_where_others_reach_the_address(
     (tmp_path / "config.yaml").write_text(json.dumps({"server": {"admin_key": "none", "port": 0, **server}}))
     done = run_command(tmp_path, command)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "server.admin_key: none" in done.stderr
+    assert "server.admin_key: `none`" in done.stderr
 
 
 def test_no_key_at_all_lets_this_machine_in_and_no_other_name(tmp_path: Path, provider: Provider) -> None:

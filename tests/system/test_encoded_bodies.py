@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ def deflate_raw(data: bytes) -> bytes:
     return engine.compress(data) + engine.flush()
 
 
+# The same data gives the same bytes whenever it is compressed.
+compress_gzip = partial(gzip.compress, mtime=0)
+
+
 def gzip_in_two_members(data: bytes) -> bytes:
-    return gzip.compress(data[:1_000]) + gzip.compress(data[1_000:])
+    return compress_gzip(data[:1_000]) + compress_gzip(data[1_000:])
 
 
 def zstd_in_frames(data: bytes) -> bytes:
@@ -53,12 +58,12 @@ def compress_br(data: bytes) -> bytes:
 ENCODERS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "zstd": ("zstd", zstd.compress),
     "zstd in frames": ("zstd", zstd_in_frames),
-    "gzip": ("gzip", gzip.compress),
+    "gzip": ("gzip", compress_gzip),
     "gzip in members": ("gzip", gzip_in_two_members),
     "deflate": ("deflate", zlib.compress),
     "raw deflate": ("deflate", deflate_raw),
     "br": ("br", compress_br),
-    "gzip, then zstd": ("gzip, zstd", lambda data: zstd.compress(gzip.compress(data))),
+    "gzip, then zstd": ("gzip, zstd", lambda data: zstd.compress(compress_gzip(data))),
 }
 
 

@@ -45,7 +45,7 @@ def test_the_banner_says_that_the_dashboard_is_closed_at_a_public_address_withou
     provider: Provider, tmp_path: Path
 ) -> None:
     with run_proxy(tmp_path, provider.url, {"server": {"host": "0.0.0.0"}}) as proxy:
-        assert find_dashboard_line(proxy.banner) == "disabled at this address until you set server.admin_key"
+        assert find_dashboard_line(proxy.banner) == "closed until you set server.admin_key"
         assert httpx.get(f"{proxy.url}/ui").status_code == 403
 
 

@@ -129,7 +129,7 @@ def test_a_prepared_round_is_called_so_everywhere_and_an_undo_takes_the_one_in_u
     assert f"paused, except when a request exceeds about {HARD_TOKENS:,} tokens." in lines[2]
     assert "`x-compaction: bypass`" in lines[2]
     assert [state for _, state in list_states(proxy, conversation)[-2:]] == ["undone", "undone"]
-    assert f"no new round until a request is over about {HARD_TOKENS:,} tokens" in run(proxy, "show", OWN_ID)
+    assert f"until a request exceeds about {HARD_TOKENS:,} tokens" in run(proxy, "show", OWN_ID)
     done = read_page(proxy, f"/conversations/{conversation}?done=undo")
     assert f"Round {used} of anchored, made" in done
     assert "is undone." in done

@@ -86,7 +86,7 @@ def describe_dashboard(loaded: LoadedConfig, url: str) -> str:
     path = server.base_path + DASHBOARD_PATH
     if not key:
         why = f": {loaded.admin_key_problem}" if loaded.admin_key_problem else ""
-        return f"disabled at this address until you set server.admin_key{why}"
+        return f"closed until you set server.admin_key{why}"
     if server.unix_socket is not None:
         return f"http://localhost{path} through this socket"
     if key == NO_ADMIN_KEY or not sys.stdout.isatty():

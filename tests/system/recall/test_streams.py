@@ -263,7 +263,7 @@ async def test_what_was_found_is_left_away_where_it_makes_the_request_too_long(s
     stack.script(s.said("So", s.recall()), s.Raw([TOO_LONG], 400, [s.JSON]), s.said(" five."))
     got = await stack.post(**STREAM)
     assert text_of(got) == "So five."
-    assert ["has no room" in asked.messages[-1]["content"] for asked in stack.asked] == [False, False, True]
+    assert ["do not fit" in asked.messages[-1]["content"] for asked in stack.asked] == [False, False, True]
 
 
 async def test_a_stream_that_lingers_after_its_end_holds_nobody_up(stack: Any, s: Any) -> None:

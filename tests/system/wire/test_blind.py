@@ -186,5 +186,5 @@ async def test_our_own_paths_are_answered_under_the_base_path(wire: Any) -> None
         missing = await wire.ask(port, wire.get("/cp/admin/x").replace(b"host: proxy", b"host: localhost"))
         yours = await wire.ask(port, wire.get("/readyz"))
     assert (ours.status, json.loads(ours.body)["ready"]) == (200, True)
-    assert (missing.status, b"GET /cp/admin/x is not something" in missing.body) == (404, True)
+    assert (missing.status, b"/cp/admin/x" in missing.body) == (404, True)
     assert (yours.status, yours.body) == (200, b"yours")

@@ -205,7 +205,7 @@ async def test_a_body_that_stops_coming_is_answered_with_408() -> None:
     head, _, body = came.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
     assert b"\r\nconnection: close" in head
-    assert json.loads(body) == {"error": TOO_LATE}
+    assert json.loads(body) == {"type": "error", "error": TOO_LATE}
 
 
 @pytest.mark.virtual_time
@@ -214,7 +214,7 @@ async def test_a_body_that_trickles_is_answered_with_408() -> None:
         came = await said(url, POST % 1_000 + b"\r\nhalf", *[b"x"] * 20, pause_s=0.05)
     head, _, body = came.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408 ")
-    assert json.loads(body) == {"error": TOO_LATE}
+    assert json.loads(body) == {"type": "error", "error": TOO_LATE}
 
 
 @pytest.mark.virtual_time

@@ -120,7 +120,7 @@ def test_files_of_no_use_are_a_problem_of_the_configuration(files: tuple[Path, P
     other = written(tmp_path, "other", *self_signed())
     locked = written(tmp_path, "locked", *self_signed(b"secret"))
     for wrong in ((certificate, str(other[1])), (str(locked[0]), str(locked[1])), (key, certificate)):
-        with pytest.raises(ConfigError, match=r"server\.tls_key: no key without a password to server\.tls"):
+        with pytest.raises(ConfigError, match=r"server\.tls_key: the key must match server\.tls_certificate"):
             build_tls_context(*wrong)
     with pytest.raises(
         ConfigError, match=r"server\.tls_certificate, server\.tls_key: cannot read the file: No such"
