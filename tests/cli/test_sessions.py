@@ -381,6 +381,8 @@ def test_search_quotes_phrases_and_fails_where_nothing_is_found(script: Scripted
     everywhere = run("search", ID, "x", "--all", "--url", script.url)
     assert everywhere.stdout.splitlines()[1:] == ["c_2           m_1         4      1  user  two lines"]
     assert script.asked[1][1].endswith("/search?q=x&limit=20&scope=tenant")
+    run("search", ID, '"two lines" more', "--url", script.url)
+    assert "/search?q=%22two+lines%22+more&" in script.asked[2][1]
     script.put("GET", f"/conversations/{ID}/search", {"hits": []})
     nothing = run("search", ID, "x", "--url", script.url)
     assert (nothing.exit_code, nothing.stdout) == (1, "nothing found\n")

@@ -481,7 +481,8 @@ def search(
 ) -> None:
     """Search the messages that compactions removed from a conversation. Prints the best match first."""
     client, _, path = _resolve_conversation(session, url, key_file, config)
-    query = " ".join(f'"{word}"' if " " in word else word for word in words)
+    # The shell removes quotes around a phrase. An argument that has quotes of its own is left as it is.
+    query = " ".join(f'"{word}"' if " " in word and '"' not in word else word for word in words)
     answer = client.get(f"{path}/search", q=query, limit=limit, scope="tenant" if everywhere else None)
     if as_json:
         print_json(answer)
