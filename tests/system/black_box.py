@@ -26,6 +26,8 @@ from tests.helpers.fork_server import ForkedProcess, fork_proxy
 INSTALLED = str(Path(sys.executable).parent / "compaction-proxy")
 COMMAND = os.environ.get("COMPACTION_PROXY", INSTALLED)
 # Generous outer bounds: they only catch a hang.
+# The module that watches the loop of a process, and its file in the folder of the proxy.
+WATCHER, LOOP_BEATS = Path(__file__).parents[1] / "helpers/loop_beats", "loop_beats.txt"
 START_LIMIT_S = 60.0
 REQUEST_LIMIT_S = 100.0
 
@@ -207,39 +209,19 @@ class Proxy:
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
-    @property
-    def loop_cpu_s(self) -> float:
-        """Processor seconds that the main thread, which runs the event loop, has used."""
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
     @contextmanager
     def watch_loop(self) -> Iterator[list[float]]:
-        """Ask for /livez again and again, and list how long the event loop was held between two answers.
+        """List how long steps held the event loop. The proxy must run with `watched_loop`.
 
-        An entry is the processor time of the main thread, in seconds, between two consecutive answers, the
-        cost of the answer included. On a busy machine the asking thread may get no turn for a while, and an
-        entry may be the sum of several steps. So one run shows too much at times, and never too little.
+        An entry is the processor time of the loop's thread between two beats of a timer, in seconds. There
+        are only entries of more than 1 ms. The list is filled at the end of the block, once the proxy rests.
         """
+        path = self.folder / LOOP_BEATS
+        seen = len(path.read_text().split())
         held: list[float] = []
-        done = threading.Event()
-
-        def ask() -> None:
-            with self.client() as client:
-                last = None
-                while not done.wait(0.001):
-                    client.get("/livez").raise_for_status()
-                    now = self.loop_cpu_s
-                    held.extend([] if last is None else [now - last])
-                    last = now
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        try:
-            yield held
-        finally:
-            done.set()
-            asking.join()
+        yield held
+        self.wait_for_quiet()  # the beat after the last step has fired
+        held.extend(map(float, path.read_text().split()[seen:]))
 
     def wait_for_quiet(self, most_s: float = 0.01) -> None:
         """Wait until the process uses less than `most_s` of processor time in a fifth of a second."""
@@ -289,6 +271,7 @@ def run_proxy(
     environ: Mapping[str, str] | None = None,
     prepare: Callable[[], None] | None = None,
     command: str = COMMAND,
+    watched_loop: bool = False,
 ) -> Iterator[Proxy]:
     """Start `serve` before an upstream and kill it at the end.
 
@@ -300,6 +283,7 @@ def run_proxy(
         environ: More environment variables.
         prepare: Called in the new process before the command, for resource limits.
         command: The installed command; two versions can run at the same time.
+        watched_loop: Whether `Proxy.watch_loop` will be used.
     """
     sections: dict[str, Any] = {
         "store": {"url": "memory://"},
@@ -314,9 +298,11 @@ def run_proxy(
     log_path = folder / "stderr.log"
     arguments = ["serve", "--config", str(path), "--port", "0", "--upstream", upstream]
     variables = {"HOME": str(folder), "PATH": os.environ["PATH"], **(environ or {})}
+    if watched_loop:
+        variables |= {"PYTHONPATH": str(WATCHER), "LOOP_BEATS_FILE": str(folder / LOOP_BEATS)}
     with log_path.open("wb") as log:
         process: subprocess.Popen[bytes] | ForkedProcess
-        if command == INSTALLED and prepare is None and sys.platform == "linux":
+        if command == INSTALLED and prepare is None and not watched_loop and sys.platform == "linux":
             process = fork_proxy(arguments, folder, variables, log)
         else:
             process = subprocess.Popen(

@@ -84,7 +84,7 @@ def answer_without_summaries(request: Received) -> Reply:
 @pytest.fixture(params=[answer_with_summaries, answer_without_summaries], ids=["summaries", "no-summaries"])
 def proxy(request: pytest.FixtureRequest, tmp_path: Path, provider: Provider) -> Iterator[Proxy]:
     provider.answer = request.param
-    with run_proxy(tmp_path, provider.url) as running:
+    with run_proxy(tmp_path, provider.url, watched_loop=True) as running:
         yield running
 
 
@@ -114,7 +114,7 @@ def test_a_conversation_of_very_many_rules_does_not_hold_the_event_loop(
         with proxy.watch_loop() as held:
             send(client, messages)
             send(client, [*messages, FURTHER])
-        return max(held)
+        return max(held, default=0.0)
 
     with proxy.client(timeout=REQUEST_LIMIT_S) as client:
         held_s = measure_least(measure_hold, MOST_HELD_S)
