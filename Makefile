@@ -22,8 +22,9 @@ serve: ## start the proxy on 127.0.0.1:4141; ARGS="--upstream URL" sets the prov
 test: ## test the package (minutes)
 	@$(PYTEST) --ignore=tests/system --ignore=tests/bench $(ARGS)
 
+# In the order of the files: those with the most tests are not those that take longest, and the long ones come early.
 test-system: ## test the whole product: processes, sockets, faults, and the bench itself
-	@$(PYTEST) tests/system tests/bench $(ARGS)
+	@$(PYTEST) --no-loadscope-reorder tests/bench tests/system $(ARGS)
 
 test-all: ## run all tests, with coverage
 	@$(PYTEST) --cov --cov-report=term $(ARGS)
