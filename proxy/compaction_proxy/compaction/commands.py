@@ -224,7 +224,7 @@ class ConversationCommands:
         undone = [each for each in directives.undone if each.hex() in installed]
         if not undone or not directives.suppressed:
             raise RequestRefusedError(
-                409, "The conversation has no undone round that could be redone.", "nothing_to_redo"
+                409, "The conversation has no undone compaction to redo.", "nothing_to_redo"
             )
         redone = installed[undone[-1].hex()]
         ids = [each for each in directives.undone if each == undone[-1] or each.hex() not in installed]
