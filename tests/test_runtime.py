@@ -99,7 +99,7 @@ def test_a_collector_that_nothing_can_be_sent_to_for_lack_of_a_library_is_said(
     monkeypatch.setattr(runtime, "import_module", missing)
     with pytest.raises(ConfigError) as refused:
         create_tracer(Config.model_validate(NAMED))
-    assert str(refused.value) == "observability.otlp_endpoint: needs `pip install compaction-proxy[otel]`"
+    assert str(refused.value) == "observability.otlp_endpoint: needs `pip install 'compaction-proxy[otel]'`"
     monkeypatch.setenv(
         COLLECTOR_VARIABLES[0], "http://127.0.0.1:9"
     )  # set for all that runs there, not for us

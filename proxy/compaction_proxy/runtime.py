@@ -132,16 +132,12 @@ def open_configured_store(config: Config, store_url: str) -> Store:
     """Opens the store at a URL. If encryption keys are configured, the opened store encrypts all values.
 
     Raises:
-        ConfigError: If the URL or an encryption key is not valid, or if encryption keys are configured but
-            the package for encryption is not installed.
+        ConfigError: If the URL or an encryption key is not valid.
     """
     keys = [key.get_secret_value() for key in config.store.encryption_keys]
     if not keys:
         return open_store(store_url)
-    try:
-        sealing = import_module("compaction_proxy.storage.encrypted")
-    except ModuleNotFoundError:
-        raise ConfigError("store.encryption_keys: needs `pip install compaction-proxy[crypto]`") from None
+    sealing = import_module("compaction_proxy.storage.encrypted")
     store: Store = sealing.EncryptedStore(open_store(store_url), [sealing.parse_key(key) for key in keys])
     return store
 
@@ -178,7 +174,7 @@ def create_tracer(config: Config) -> "OtelTracer | None":
         tracing = import_module("compaction_proxy.telemetry.otel")
     except ModuleNotFoundError:
         if endpoint:
-            text = "observability.otlp_endpoint: needs `pip install compaction-proxy[otel]`"
+            text = "observability.otlp_endpoint: needs `pip install 'compaction-proxy[otel]'`"
             raise ConfigError(text) from None
         _log.warning(TRACING_NOT_INSTALLED)
         return None

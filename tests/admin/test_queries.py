@@ -17,7 +17,7 @@ from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableEr
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, Event
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, WINDOWS
-from compaction_proxy.storage.keys import derive_client_key_name
+from compaction_proxy.storage.keys import conversation_key, derive_client_key_name
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import build_round_event_line
 from compaction_proxy.telemetry.usage import Totals
@@ -101,6 +101,12 @@ async def test_a_conversation_with_an_unknown_saving_comes_last(bench: Bench) ->
 @pytest.mark.parametrize(("text", "expected"), [("GPT-", [THREE, ONE]), (ONE[:8], [ONE]), ("x y", [])])
 async def test_conversations_are_found_by_id_and_model(bench: Bench, text: str, expected: list[str]) -> None:
     assert await bench.list_ids(text=text) == expected
+
+
+async def test_a_conversation_without_stored_requests_was_last_used_when_it_was_seen(bench: Bench) -> None:
+    await bench.parts.records.overwrite(conversation_key(TENANT, ONE), {"name": "kept"}, ttl_s=DAY_S)
+    page = await bench.queries.list_conversations(9, ConversationFilter(text="kept"))
+    assert [each.totals.last_at for each in page.rows] == [NOW]
 
 
 async def test_exchanges_of_a_conversation_come_oldest_first(bench: Bench) -> None:

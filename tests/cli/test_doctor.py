@@ -150,6 +150,29 @@ def test_a_running_proxy_with_another_upstream_is_told_before_that_one_is_asked(
     )
 
 
+def test_the_port_of_a_running_proxy_can_be_given(script: Scripted, run: Run) -> None:
+    script.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "9.9"})
+    port = script.url.rpartition(":")[2]
+    [address] = found(run("doctor", "--json", "--port", port, "--upstream", "http://127.0.0.1:9/v1"))[
+        "address"
+    ]
+    assert address["what"] == f"127.0.0.1:{port}: compaction-proxy 9.9 is running there"
+
+
+def test_an_extra_that_is_missing_is_told_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_is_installed", lambda module: False)
+    told = {each.what: (each.level, each.fix) for each in doctor.check_extras(Config())}
+    assert told["redis: optional, not installed"] == (
+        "note",
+        "if you need it, pip install 'compaction-proxy[redis]'",
+    )
+    traced = Config.model_validate({"observability": {"otlp_endpoint": "http://127.0.0.1:4318"}})
+    [error] = [each for each in doctor.check_extras(traced) if each.level == "error"]
+    assert error.fix == "pip install 'compaction-proxy[otel]'"
+
+
 def test_an_admin_key_that_the_proxy_makes_is_told_with_its_file(tmp_path: Path) -> None:
     config = Config.model_validate({"store": {"url": f"sqlite:///{tmp_path}/state.db"}})
     path = tmp_path / "state.db.admin_key"

@@ -40,6 +40,13 @@ def test_a_table_for_each_conversation_and_one_of_all(talk: Path) -> None:
     assert [row for row in rows if row in {"(never)", "prune", "full"}] == ["(never)", "prune", "full"] * 3
 
 
+def test_a_compaction_that_costs_more_than_it_saves_never_pays_back(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.write_text(json.dumps(TALK[:6]))  # the last of 3 requests is compacted
+    _, said, _ = replayed(str(path), "--strategy", "full", "--trigger-tokens", "2000")
+    assert said.rstrip().endswith("never")
+
+
 def test_json_holds_each_result_and_the_sums(talk: Path) -> None:
     code, said, _ = replayed(str(talk), *CHOSEN, "--json")
     told = json.loads(said)

@@ -228,15 +228,39 @@ def test_show_says_in_words_what_an_undo_has_left_and_which_round_is_in_use(
 
 
 def test_undo_says_which_round_it_took_back_and_what_comes_next(script: Scripted, run: Run) -> None:
-    answer = {"round": 1, "at": 0, "dropped": [2], "remaining": None, "hard_tokens": 103_500}
-    script.put("POST", f"/conversations/{ID}/undo", answer)
+    answer = {"round": 1, "strategy": "full", "at": 0, "dropped": [2], "remaining": None}
+    script.put("POST", f"/conversations/{ID}/undo", {**answer, "hard_tokens": 103_500})
     lines = run("sessions", "undo", ID, "--url", script.url).stdout.splitlines()
-    assert lines[0].startswith(f"{ID}: undid round 1, the latest compaction (made ")
+    assert lines[0].startswith(f"{ID}: undid the latest compaction: round 1 of full, made ")
     assert lines[1] == "Also discarded prepared compactions: round 2."
     assert lines[2] == (
         "The next request is sent in full. Compaction is paused, except when a request exceeds about 103,500 "
         "tokens. `sessions bypass`, or the request header `x-compaction: bypass`, prevents this."
     )
+
+
+def test_undo_names_the_strategy_of_the_compaction_that_is_in_use_again(script: Scripted, run: Run) -> None:
+    answer = {"round": 1, "strategy": "full", "remaining": 3, "remaining_strategy": "anchored"}
+    script.put("POST", f"/conversations/{ID}/undo", answer)
+    text = run("sessions", "undo", ID, "--url", script.url).stdout
+    assert "The next request is sent with round 3 of anchored. Compaction is paused" in text
+
+
+def test_a_time_of_the_last_request_that_is_unknown_is_not_that_of_the_epoch(
+    script: Scripted, run: Run
+) -> None:
+    script.put("GET", "/conversations", {"conversations": [{**ROW, "last_at": 0}]})
+    script.put("GET", f"/conversations/{ID}", {"id": ID, "totals": {"last_at": 0}})
+    script.put("GET", f"/conversations/{ID}/compactions", {"compactions": []})
+    script.put("GET", f"/conversations/{ID}/exchanges", {"exchanges": []})
+    assert " d " not in run("sessions", "list", "--url", script.url).stdout
+    assert "1970" not in run("sessions", "show", ID, "--url", script.url).stdout
+
+
+def test_redo_says_which_round_is_in_use_again(script: Scripted, run: Run) -> None:
+    script.put("POST", f"/conversations/{ID}/redo", {"round": 1, "strategy": "full", "at": 0})
+    text = run("sessions", "redo", ID, "--url", script.url).stdout
+    assert text.startswith(f"{ID}: redid round 1 of full, made ")
 
 
 def test_events_call_a_round_that_no_request_has_used_prepared(script: Scripted, run: Run) -> None:
@@ -259,6 +283,7 @@ def test_show_tells_of_searches_where_the_model_has_searched(script: Scripted, r
     ("arguments", "method", "path", "sent"),
     [
         (["undo", ID], "POST", "/undo", ""),
+        (["redo", ID], "POST", "/redo", ""),
         (["pin", ID, "a text"], "POST", "/pins", '{"text": "a text"}'),
         (["unpin", ID, "p/1"], "DELETE", "/pins/p%2F1", ""),
         (["bypass", ID], "POST", "/bypass", ""),
@@ -297,6 +322,7 @@ def test_delete_says_how_much_was_deleted(number: int, said: str, script: Script
     [
         (["compact", ID], {"id": ID, "compact": True}),
         (["undo", ID], {"round": 2, "undone": True}),
+        (["redo", ID], {"round": 2, "undone": False}),
         (["pin", ID, "a text"], {"pins": [{"id": "p_1", "text": "a text"}]}),
         (["unpin", ID, "p_1"], {"pins": []}),
         (["bypass", ID], {"id": ID, "bypass": True}),

@@ -33,6 +33,10 @@ def raise_from(reason: str, cause: Exception) -> StoreUnavailableError:
             "cannot be opened for writing: a file exists in place of the folder",
         ),
         (raise_from("store-denied", ValueError("secret words")), "refuses the user name or the password"),
+        (
+            StoreUnavailableError("store-forbidden", "the command mget"),
+            "gives the user no permission: the command mget",
+        ),
         (StoreUnavailableError("store-failed", "ResponseError"), "fails"),
         (TimeoutError(), "does not answer in time"),
         (OSError(errno.ENOSPC, "x"), "fails: no space left on device"),

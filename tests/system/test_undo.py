@@ -124,7 +124,9 @@ def test_a_prepared_round_is_called_so_everywhere_and_an_undo_takes_the_one_in_u
     assert "Seen by the model" not in one
 
     lines = run(proxy, "undo", OWN_ID).splitlines()
-    assert lines[0].startswith(f"{conversation}: undid round {used}, the latest compaction (made ")
+    assert lines[0].startswith(
+        f"{conversation}: undid the latest compaction: round {used} of anchored, made "
+    )
     assert lines[1] == f"Also discarded prepared compactions: round {ahead}."
     assert f"paused, except when a request exceeds about {HARD_TOKENS:,} tokens." in lines[2]
     assert "`x-compaction: bypass`" in lines[2]

@@ -260,10 +260,11 @@ class ConversationQueries:
             if wanted.session
             else {each.id: each.tenant for each in seen} | named
         )
+        rows, seen_at = await self._read_totals(tenants), {each.id: each.last_at for each in seen}
+        for each in rows:  # the figures of the last requests may be lost, for example with a restored backup
+            each.totals.last_at = each.totals.last_at or seen_at.get(each.id, 0.0)
         matches = [
-            each
-            for each in await self._read_totals(tenants)
-            if wanted.matches(each) and (each.id in named or wanted.contains_text(each))
+            each for each in rows if wanted.matches(each) and (each.id in named or wanted.contains_text(each))
         ]
         matches.sort(key=lambda each: _get_sort_key(each.totals, sort), reverse=True)
         return ConversationPage(matches[offset:stop], stop if stop < len(matches) else None)

@@ -84,7 +84,7 @@ WEAK_KEY_CHARACTERS = 16
 WEAK_KEY_KINDS = 6
 STRONG_KEY = "openssl rand -hex 32"
 # Maps each optional extra of the package to a module that the extra installs.
-_EXTRAS = {"crypto": "cryptography", "fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk"}
+_EXTRAS = {"fast": "toktok", "mcp": "mcp", "otel": "opentelemetry.sdk", "redis": "hiredis"}
 STORE_DEADLINE_S = 5.0
 # `doctor` warns if a write and a read of the store together take more seconds than this. A request waits at
 # most 0.25 s for the store and then continues without the store.
@@ -120,11 +120,16 @@ class Finding(NamedTuple):
     fix: str = ""
 
 
-def run_doctor(config: Path | None, upstream: str | None, *, probe: bool, as_json: bool) -> int:
+def run_doctor(
+    config: Path | None, upstream: str | None, port: int | None, *, probe: bool, as_json: bool
+) -> int:
     """Runs all checks, prints their findings and returns the exit code of the command `doctor`."""
-    overrides = [] if upstream is None else [ConfigOverride("--upstream", ("upstream", "base_url"), upstream)]
+    overrides = (
+        ConfigOverride("--upstream", ("upstream", "base_url"), upstream),
+        ConfigOverride("--port", ("server", "port"), port),
+    )
     try:
-        loaded = load_config(config, os.environ, overrides)
+        loaded = load_config(config, os.environ, [each for each in overrides if each.value is not None])
     except ConfigError as error:
         fix = "correct the key; docs/configuration.md and `compaction-proxy config schema` describe all keys"
         findings = [Finding(ERROR, "configuration", line, fix) for line in str(error).splitlines()]
@@ -312,21 +317,14 @@ def check_environment_proxies(config: Config, environ: Mapping[str, str]) -> Ite
 
 def check_extras(config: Config) -> Iterator[Finding]:
     """Checks which optional packages are installed, and whether the configuration needs a missing one."""
-    needed = {
-        "crypto": bool(config.store.encryption_keys),
-        "otel": bool(config.observability.otlp_endpoint),
-    }
     for name, module in _EXTRAS.items():
-        is_present = _is_installed(module)
-        if is_present or not needed.get(name):
-            yield Finding(
-                OK if is_present else NOTE,
-                "extras",
-                f"{name}: {'installed' if is_present else 'not installed'}",
-            )
-        else:
-            fix = f"pip install 'compaction-proxy[{name}]'"
+        fix = f"pip install 'compaction-proxy[{name}]'"
+        if _is_installed(module):
+            yield Finding(OK, "extras", f"{name}: installed")
+        elif name == "otel" and config.observability.otlp_endpoint:
             yield Finding(ERROR, "extras", f"{name}: configured, but not installed", fix)
+        else:
+            yield Finding(NOTE, "extras", f"{name}: optional, not installed", f"if you need it, {fix}")
 
 
 def _is_installed(module: str) -> bool:

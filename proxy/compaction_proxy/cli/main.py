@@ -287,6 +287,7 @@ def doctor(
         typer.Option("--probe", help="Call the summary model once. The provider may charge for the call."),
     ] = False,
     upstream: UpstreamOption = None,
+    port: Annotated[int | None, typer.Option(help="Port of the proxy.")] = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -296,7 +297,7 @@ def doctor(
     """
     from compaction_proxy.cli.doctor import run_doctor
 
-    raise typer.Exit(run_doctor(config, upstream, probe=probe, as_json=as_json))
+    raise typer.Exit(run_doctor(config, upstream, port, probe=probe, as_json=as_json))
 
 
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(run)

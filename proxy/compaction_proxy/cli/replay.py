@@ -186,7 +186,9 @@ def _format_uncompacted_row(result: "ReplayResult") -> tuple[str, ...]:
 def _format_strategy_row(result: "ReplayResult") -> tuple[str, ...]:
 
     bill = result.dollars or result.tokens
-    payback = "" if bill.pays_back_after is None else f"{bill.pays_back_after:,} req."
+    payback = "never" if bill.net < 0 else ""
+    if bill.pays_back_after is not None:
+        payback = f"{bill.pays_back_after:,} req."
     return (
         result.strategy,
         f"{result.trigger:,}" if result.trigger else "",

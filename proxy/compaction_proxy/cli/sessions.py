@@ -309,6 +309,21 @@ def undo(
 
 
 @sessions_app.command()
+def redo(
+    session: SessionArgument,
+    url: UrlOption = None,
+    key_file: KeyOption = None,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Redo the compaction that was undone last. This is possible until a new compaction is made."""
+    client, name, path = _resolve_conversation(session, url, key_file, config)
+    answer = client.send("POST", f"{path}/redo")
+    row = answer if isinstance(answer, dict) else {}
+    _print_result(answer, f"{name}: redid {_describe_round(row)}", as_json=as_json)
+
+
+@sessions_app.command()
 def pin(
     session: SessionArgument,
     text: Annotated[
@@ -432,24 +447,25 @@ def _print_result(answer: object, line: str, *, as_json: bool) -> None:
         print(line)
 
 
+def _describe_round(row: JsonRow) -> str:
+    """Returns which compaction a row is about, such as `round 2 of anchored, made 2026-11-22 13:05:09`."""
+    strategy = f" of {row['strategy']}" if row.get("strategy") else ""
+    return escape_unprintable(f"round {get_text(row, 'round')}{strategy}, made {format_time(row.get('at'))}")
+
+
 def _describe_undo(answer: JsonRow) -> Iterator[str]:
     """Yields lines on what an undo has changed. `answer` is the response of the admin API."""
-    number, made = get_text(answer, "round"), format_time(answer.get("at"))
-    yield f"undid round {escape_unprintable(number)}, the latest compaction (made {made})"
+    yield f"undid the latest compaction: {_describe_round(answer)}"
     dropped = [str(each) for each in answer.get("dropped") or () if isinstance(each, int)]
     if dropped:
         yield f"Also discarded prepared compactions: round {', '.join(dropped)}."
-    yield (
-        f"{_describe_request_after_undo(answer, answer.get('remaining'))} `sessions bypass`, or the request "
-        "header `x-compaction: bypass`, prevents this."
+    remaining, hard_tokens = (
+        each if isinstance(each := answer.get(name), int) else None for name in ("remaining", "hard_tokens")
     )
-
-
-def _describe_request_after_undo(row: JsonRow, remaining: object) -> str:
-    hard_tokens = row.get("hard_tokens")
-    return describe_request_after_undo(
-        remaining if isinstance(remaining, int) else None,
-        hard_tokens if isinstance(hard_tokens, int) else None,
+    strategy = escape_unprintable(str(answer.get("remaining_strategy") or ""))
+    yield (
+        f"{describe_request_after_undo(remaining, hard_tokens, strategy)} `sessions bypass`, or the request "
+        "header `x-compaction: bypass`, prevents this."
     )
 
 
@@ -517,7 +533,7 @@ def format_conversations(rows: Iterable[JsonRow], max_cells: int | None) -> list
             get_text(row, "model"),
             *(["".join(_describe_failed(row).values())] if failed else []),
             get_text(row, "status"),
-            format_age(row.get("last_at")),
+            format_age(row.get("last_at") or None),
             format_count(row.get("requests")),
             format_count(row.get("rounds")),
             format_count(row.get("tokens_before")),
@@ -557,7 +573,7 @@ def format_conversation(
         "id": get_text(record, "id"),
         "model": get_text(totals, "model"),
         **{name: get_text(totals, name) for name in _CAPTION_FIELDS if totals.get(name)},
-        "last used": format_time(totals.get("last_at")),
+        "last used": format_time(totals.get("last_at") or None),
         "requests": format_count(totals.get("requests")),
         **_describe_failed(totals),
         "last request": _describe_exchange_status(last, record.get("small_bytes")),

@@ -201,20 +201,9 @@ class ConversationCommands:
             if each.kind == COMPACTED and each.outcome == SCHEDULED and each.place not in {*used, *undone, ""}
         )
         place, prepared_ids = bytes.fromhex(newest.place), [bytes.fromhex(each.place) for each in prepared]
-        _require_saved(
-            await self._directives.update(
-                tenant, conversation, lambda known: known.with_undone_round(place, prepared_ids)
-            )
+        await self._switch_round(
+            tenant, UNDONE, newest, lambda known: known.with_undone_round(place, prepared_ids)
         )
-        note = Event(
-            UNDONE,
-            self._now(),
-            conversation,
-            strategy=newest.strategy,
-            round=newest.round,
-            place=newest.place,
-        )
-        await self._record_event(tenant, note)
         totals = await self._read_totals(tenant, conversation)
         return UndoResult(newest, prepared, remaining, totals)
 
@@ -235,26 +224,25 @@ class ConversationCommands:
         undone = [each for each in directives.undone if each.hex() in installed]
         if not undone or not directives.suppressed:
             raise RequestRefusedError(
-                409, "The conversation has no undone round that could be redone.", "nothing_to_redo"
+                409, "The conversation has no undone compaction to redo.", "nothing_to_redo"
             )
         redone = installed[undone[-1].hex()]
         ids = [each for each in directives.undone if each == undone[-1] or each.hex() not in installed]
         suppressed = any(installed[each.hex()].at > redone.at for each in undone)
-        _require_saved(
-            await self._directives.update(
-                tenant, conversation, lambda known: known.without_undone_rounds(ids, suppressed=suppressed)
-            )
+        await self._switch_round(
+            tenant, REDONE, redone, lambda known: known.without_undone_rounds(ids, suppressed=suppressed)
         )
+        return redone
+
+    async def _switch_round(
+        self, tenant: str, kind: str, made: Event, change: Callable[[Directives], Directives]
+    ) -> None:
+        """Changes the directives, and records that the compaction of the event `made` is undone or redone."""
+        _require_saved(await self._directives.update(tenant, made.conversation, change))
         note = Event(
-            REDONE,
-            self._now(),
-            conversation,
-            strategy=redone.strategy,
-            round=redone.round,
-            place=redone.place,
+            kind, self._now(), made.conversation, strategy=made.strategy, round=made.round, place=made.place
         )
         await self._record_event(tenant, note)
-        return redone
 
     async def list_pins(self, conversation: str) -> tuple[str, ...]:
         """Lists the pins of the conversation, oldest first."""

@@ -275,7 +275,7 @@ class ServerSection(BaseModel):
     admin_key: Key = SecretStr("")
     """Key of the admin API and dashboard. Empty: generated on loopback addresses. `none`: no key there."""
     secret: SecretStr = SecretStr("")
-    """Secret from which tenant ids are derived. Empty: generated once and kept with the store."""
+    """Any text, from which tenant ids are derived. Empty: generated once and kept with the store."""
     previous_secrets: tuple[Key, ...] = ()
     """Earlier values of `secret`. The proxy still decrypts compaction items that were sealed with them."""
     client_keys: tuple[Key, ...] = ()

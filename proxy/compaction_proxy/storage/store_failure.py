@@ -14,6 +14,7 @@ _TEXTS = {
     "store-corrupt": "is damaged",
     "store-denied": "refuses the user name or the password",
     "store-down": "cannot be reached",
+    "store-forbidden": "gives the user no permission",
     "store-foreign": "is a file that another program wrote",
     "store-full": "is full",
     "store-loading": "is still loading its data",
@@ -27,6 +28,7 @@ _FIXES = {
     "store-busy": "stop the other program that uses {url}, or set another store in {key}",
     "store-corrupt": "restore the file from a backup, or move it away; the proxy then creates a new one",
     "store-denied": "correct the user name and the password in {key}",
+    "store-forbidden": "grant the user what docs/redis.md lists under Permissions, for the prefix in {key}",
     "store-foreign": "set another file in {key}",
     "store-full": "free some space, or raise its memory limit",
     "store-loading": "wait until the server has started",
@@ -46,7 +48,8 @@ class StoreFailure(NamedTuple):
 
     Attributes:
         reason: The reason of the error, such as `store-down`.
-        cause: The operating system's text for the cause; empty if it is unknown.
+        cause: The operating system's text for the cause, or what the server's user may not do; empty if it is
+            unknown.
     """
 
     reason: str
@@ -56,7 +59,8 @@ class StoreFailure(NamedTuple):
     def from_error(cls, error: BaseException) -> "StoreFailure":
         """Builds the failure from the error that a store has raised."""
         if isinstance(error, StoreUnavailableError):
-            return cls(error.reason, _find_cause(error))
+            is_forbidden = error.reason == "store-forbidden"  # the message says what
+            return cls(error.reason, str(error) if is_forbidden else _find_cause(error))
         return cls("store-timeout") if isinstance(error, TimeoutError) else cls("", _find_cause(error))
 
     def describe(self) -> str:

@@ -355,15 +355,18 @@ def describe_round_state(state: str, used_at: float | None) -> str:
     return f"{text} since {format_display_time(used_at)}" if state == "in-use" and used_at else text
 
 
-def describe_request_after_undo(remaining: int | None, hard_tokens: int | None) -> str:
+def describe_request_after_undo(remaining: int | None, hard_tokens: int | None, strategy: str = "") -> str:
     """Says how the next request is sent after an undo, and when a compaction is made nevertheless.
 
     Args:
         remaining: Number of the compaction that is in use; None if none is.
         hard_tokens: Request size, in tokens, from which compactions are made in spite of the undo; None if
             unknown.
+        strategy: Strategy of the compaction that is in use; empty if unknown.
     """
-    form = "in full" if remaining is None else f"with round {remaining}" if remaining else "shortened"
+    form = "in full" if remaining is None else "shortened"
+    if remaining:
+        form = f"with round {remaining}{f' of {strategy}' if strategy else ''}"
     size = f"about {format_count(hard_tokens)} tokens" if hard_tokens else "the hard mark (`hard_percent`)"
     return f"The next request is sent {form}. Compaction is paused, except when a request exceeds {size}."
 

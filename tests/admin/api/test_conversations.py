@@ -215,9 +215,10 @@ async def test_compact_marks_the_conversation_and_its_history() -> None:
 async def test_undo_takes_the_newest_rounds_back_one_by_one() -> None:
     async with two_rounds() as (here, client):
         answers = [await client.post(f"{PATH}/undo") for _ in range(3)]
+        left: dict[str, Any] = {"dropped": [], "hard_tokens": None}
         assert [answer.json() for answer in answers[:2]] == [
-            {**round_of(2, undone=True), "dropped": [], "remaining": 1, "hard_tokens": None},
-            {**round_of(1, undone=True), "dropped": [], "remaining": None, "hard_tokens": None},
+            {**round_of(2, undone=True), **left, "remaining": 1, "remaining_strategy": "chained"},
+            {**round_of(1, undone=True), **left, "remaining": None, "remaining_strategy": None},
         ]
         assert error_of(answers[2]) == (409, "nothing_to_undo")
         assert await here.wishing.get(TENANT, NAME) == Directives(

@@ -241,7 +241,7 @@ async def test_a_closed_store_says_so(redis_bench: RedisBench) -> None:
         (RedisTimeoutError("Timeout"), "store-timeout"),
         (BusyLoadingError("Redis is loading the dataset in memory"), "store-loading"),
         (AuthenticationError("invalid username-password pair"), "store-denied"),
-        (NoPermissionError("no permissions"), "store-denied"),
+        (NoPermissionError("no permissions"), "store-forbidden"),
         (ResponseError("NOAUTH Authentication required."), "store-denied"),
         (ReadOnlyError("You can't write against a read only replica."), "store-readonly"),
         (ResponseError("Error running script: @user_script:1: -READONLY You can't write"), "store-readonly"),
@@ -258,10 +258,37 @@ async def test_a_closed_store_says_so(redis_bench: RedisBench) -> None:
     ],
 )
 def test_errors_have_reasons_and_show_nothing_that_was_sent(error: Exception, reason: str) -> None:
-    found = to_store_unavailable(error)
+    found = to_store_unavailable(error, "p:")
 
     assert found.reason == reason
     assert "secret" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (NoPermissionError("User u has no permissions to run the 'mget' command"), "the command mget"),
+        (NoPermissionError("No permissions to access a key"), "the keys ~p:*"),
+        (
+            NoPermissionError("this user has no permissions to access one of the keys used as arguments"),
+            "the keys ~p:*",
+        ),
+        (
+            ResponseError(
+                "ACL failure in script: User u has no permissions to run the 'set' command script:"
+            ),
+            "the command set",
+        ),
+        (
+            ResponseError("The user executing the script can't run this command or subcommand script: e7"),
+            "a command of a script",
+        ),
+    ],
+)
+def test_a_missing_permission_is_named(error: Exception, what: str) -> None:
+    found = to_store_unavailable(error, "p:")
+
+    assert (found.reason, str(found)) == ("store-forbidden", what)
 
 
 async def test_a_server_is_reached_through_a_socket_of_this_machine(

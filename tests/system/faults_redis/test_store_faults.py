@@ -241,7 +241,7 @@ async def test_a_user_who_may_not_do_what_is_needed(scene: Scene) -> None:
     scene.records = scene.another(parse_redis_url(scene.server.url.replace("://", "://reader:any@")))
 
     await scene.use()
-    assert scene.told == ["store-denied"]
+    assert scene.told == ["store-forbidden"]
 
 
 async def test_scripts_that_are_forgotten_again_and_again(scene: Scene) -> None:

@@ -29,6 +29,7 @@ from compaction_proxy.replay.jobs import ReplayJobRunner
 
 _UNITS_S = {"m": 60, "h": 3_600, "d": 86_400}
 TIME_PATTERN = r"^(?:[0-9]{1,6}[mhd]|[0-9]{1,11}(?:\.[0-9]{1,6})?)$"
+_TIME_TEXT = "should be an age such as 90m, 24h or 7d, or seconds since 1970"
 _AGO = re.compile(r"([0-9]+)([mhd])")
 
 TimeParameter = Annotated[str, Query(pattern=TIME_PATTERN)]
@@ -176,7 +177,11 @@ async def _respond_refused(
 
 async def _respond_invalid_request(request: Request, error: RequestValidationError) -> Response:
     """Responds to a request that does not match the schema. The response contains no value of the request."""
-    messages = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+    messages = [
+        f"{'.'.join(map(str, each['loc']))}: "
+        + (_TIME_TEXT if each.get("ctx", {}).get("pattern") == TIME_PATTERN else each["msg"])
+        for each in error.errors()
+    ]
     return await _respond_refused(request, RequestRefusedError(422, "; ".join(messages), "invalid_request"))
 
 

@@ -278,6 +278,7 @@ Undone = _make_schema(
     Attributes:
         dropped: Numbers of the prepared compactions that will not be used either, oldest first.
         remaining: Number of the compaction that is in use again; null if requests are sent in full.
+        remaining_strategy: Strategy of this compaction; null if requests are sent in full.
         hard_tokens: Estimated request size, in tokens, from which the proxy makes a new compaction; null if
             unknown.
     """,
@@ -286,6 +287,7 @@ Undone = _make_schema(
         "undone": bool,
         "dropped": list[int],
         "remaining": int | None,
+        "remaining_strategy": str | None,
         "hard_tokens": int | None,
     },
 )
@@ -534,6 +536,7 @@ def to_undone(result: UndoResult, hard_tokens: int | None) -> dict[str, Any]:
         **to_round(result.round, undone=True),
         "dropped": [each.round or 0 for each in result.dropped],
         "remaining": result.remaining.round if result.remaining else None,
+        "remaining_strategy": result.remaining.strategy if result.remaining else None,
         "hard_tokens": hard_tokens,
     }
 

@@ -50,7 +50,7 @@ _REASONS: tuple[tuple[type[Exception], str], ...] = (
     (BusyLoadingError, "store-loading"),
     (AuthenticationError, "store-denied"),
     (AuthorizationError, "store-denied"),
-    (NoPermissionError, "store-denied"),
+    (NoPermissionError, "store-forbidden"),
     (ReadOnlyError, "store-readonly"),
     (OutOfMemoryError, "store-full"),
     (MaxConnectionsError, "store-busy"),
@@ -69,8 +69,9 @@ _REASONS_BY_WORD = {
     "READONLY": "store-readonly",
     "MISCONF": "store-readonly",  # the server cannot save to its disk, and refuses writes until it can
     "NOREPLICAS": "store-readonly",
-    "NOPERM": "store-denied",
-    "ACL failure": "store-denied",
+    "NOPERM": "store-forbidden",
+    "ACL failure": "store-forbidden",
+    "The user executing the script": "store-forbidden",
     "NOAUTH": "store-denied",
     "WRONGPASS": "store-denied",
     "BUSY": "store-busy",
@@ -80,6 +81,7 @@ _REASONS_BY_WORD = {
     "TRYAGAIN": "store-busy",
 }
 _WORD = re.compile(rf"(?:^|-)({'|'.join(_REASONS_BY_WORD)})\b")
+_FORBIDDEN_COMMAND = re.compile(r"permissions to run the '([a-z|]+)' command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +103,19 @@ class RedisConnections:
     close: Callable[[], Awaitable[None]]
 
 
-def to_store_unavailable(error: Exception) -> StoreUnavailableError:
-    """Converts a redis-py error. Leaves out the server's message, which may contain stored data."""
+def to_store_unavailable(error: Exception, prefix: str) -> StoreUnavailableError:
+    """Converts a redis-py error. Leaves out the server's message, which may contain stored data.
+
+    If the user has no permission, the message says for which command, or for keys with `prefix`.
+    """
     reason = next((reason for kind, reason in _REASONS if isinstance(error, kind)), "")
     word = _WORD.search(str(error))
     if not reason and word:
         reason = _REASONS_BY_WORD[word[1]]
+    if reason == "store-forbidden":
+        command = _FORBIDDEN_COMMAND.search(str(error))
+        other = f"the keys ~{prefix}*" if "access" in str(error) else "a command of a script"
+        return StoreUnavailableError(reason, f"the command {command[1]}" if command else other)
     return StoreUnavailableError(reason or "store-failed", type(error).__name__)
 
 

@@ -205,7 +205,7 @@ class RedisStore:
         try:
             await self._redis.close()
         except REDIS_ERRORS as error:
-            raise to_store_unavailable(error) from error
+            raise to_store_unavailable(error, self._prefix) from error
 
     def _add_prefix(self, key: str) -> str:
         return self._prefix + key
@@ -242,7 +242,7 @@ class RedisStore:
         If the server refuses writes, it may be a former master. The method then closes the idle connections,
         because new connections may lead to its successor.
         """
-        store_error = to_store_unavailable(error)
+        store_error = to_store_unavailable(error, self._prefix)
         if store_error.reason == "store-readonly":
             await self._redis.drop_idle()
         return store_error
