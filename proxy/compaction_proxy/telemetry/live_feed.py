@@ -15,8 +15,6 @@ from itertools import chain, count
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-import structlog
-
 from compaction_proxy.core.event import (
     CONTENT_FIELDS,
     FAILURE_KINDS,
@@ -27,8 +25,8 @@ from compaction_proxy.core.event import (
 )
 from compaction_proxy.storage.keys import live_feed_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
+from compaction_proxy.telemetry.logs import suppress_and_log
 
 # Fields of an event that the feed leaves out: texts of the conversation, and the ids of messages.
 HIDDEN_FIELDS = CONTENT_FIELDS | {"message_ids"}
@@ -53,8 +51,6 @@ MAX_FOLLOWER_ITEMS = 500
 LISTENER_TTL_S = 60.0
 LISTENER_CHECK_S = 5.0
 _WRITER_BYTES = 4
-
-_log = structlog.get_logger()
 
 
 class FeedItem(NamedTuple):
@@ -294,7 +290,7 @@ class LiveFeed:
         newest = dict.fromkeys(_LISTS, start_id)
         marked_at = -math.inf
         while True:
-            with suppress_and_report(_log_poll_failure):
+            with suppress_and_log(FEED_NOT_READ):
                 if self._now() - marked_at > LISTENER_TTL_S / 2:
                     marked_at = self._now()
                     fields = {"until": marked_at + LISTENER_TTL_S}
@@ -305,7 +301,3 @@ class LiveFeed:
                         for follower in self._followers:
                             follower.push_item(item)
             await asyncio.sleep(POLL_S)
-
-
-def _log_poll_failure(error: BaseException) -> None:
-    _log.warning(FEED_NOT_READ, error=type(error).__name__)
