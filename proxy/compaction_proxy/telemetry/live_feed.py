@@ -118,10 +118,6 @@ def _parse_item(line: Fields) -> FeedItem | None:
     return None
 
 
-def _to_public_fields(event: Event) -> dict[str, Any]:
-    return {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
-
-
 class LiveFeed:
     """Publishes items and lets followers read them. Not thread-safe: use it on one event loop.
 
@@ -161,12 +157,14 @@ class LiveFeed:
         queued. The oldest are dropped.
         """
         waiting = self._events if kind == COMPACTION else self._exchanges
-        waiting.append(FeedItem(self._create_item_id(), kind, fields))
+        item_id = f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
+        waiting.append(FeedItem(item_id, kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
         """Publishes an event. Ignores `MEASURED` events. This is an `event_history.EventListener`."""
         if event.kind != MEASURED:
-            self.publish(COMPACTION, _to_public_fields(event))
+            fields = {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
+            self.publish(COMPACTION, fields)
 
     def record_upstream_failure(self, target: str, cause: str, error: str = "") -> None:
         """Counts a failure of an upstream (`target`), which the next `flush` publishes."""
@@ -230,9 +228,6 @@ class LiveFeed:
             self._poll.cancel()
             await asyncio.wait((self._poll,))
         await self.flush()
-
-    def _create_item_id(self) -> str:
-        return f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
 
     def _build_line(self, kind: str, item: FeedItem) -> ListItem:
         fields = {"id": item.id, "kind": item.kind, "fields": item.fields}
