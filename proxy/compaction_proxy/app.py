@@ -322,9 +322,7 @@ class Proxy:
             items=items,
             model_limits=parts.model_limits,
         )
-        gates = build_gates(
-            config, parts.model_limits, parts.directives, parts.compacted_conversations, parts.pricing
-        )
+        gates = self._build_gates(config)
         searches = any(row.settings.recall.tool != "none" for row in config.settings_by_glob)
         finds_unread, discovery = config.session.fallback == "content", HttpWindowDiscovery(parts.transport)
         endpoints = {}
@@ -355,6 +353,12 @@ class Proxy:
                 conversation_finder=unread,
             )
         return endpoints
+
+    def _build_gates(self, config: Config) -> Mapping[str, SizeGate]:
+        parts = self._parts
+        return build_gates(
+            config, parts.model_limits, parts.directives, parts.compacted_conversations, parts.pricing
+        )
 
     def _create_admin_site(
         self,
@@ -415,14 +419,7 @@ class Proxy:
             config=config,
             origin=origin,
             get_secret=lambda: parts.secret.current_key,
-            gate=SizeGate(
-                config,
-                parts.model_limits,
-                parts.directives,
-                parts.compacted_conversations,
-                origin,
-                pricing=parts.pricing,
-            ),
+            gates=tuple(dict.fromkeys(self._build_gates(config).values())),
         )
         replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
 

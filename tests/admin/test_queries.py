@@ -1,6 +1,7 @@
 """What the dashboard and the API ask: conversations, compactions, statistics and models."""
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,16 +13,18 @@ from compaction_proxy.admin.queries import (
     build_model_row,
     estimate_hard_mark,
 )
+from compaction_proxy.compaction.compacted_conversations import CompactedConversations
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, FAILED, INSTALLED, Event
 from compaction_proxy.core.exchange import Exchange
+from compaction_proxy.gateway.size_gate import build_gates
 from compaction_proxy.providers.windows import FALLBACK_WINDOW, WINDOWS
 from compaction_proxy.storage.keys import conversation_key, derive_client_key_name
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import build_round_event_line
 from compaction_proxy.telemetry.usage import Totals
-from tests.helpers.watched import ORIGIN, PRICE, Watched
+from tests.helpers.watched import ORIGIN, PRICE, Prices, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
 TENANT, ROOT = "t_1", bytes(32)
@@ -239,6 +242,25 @@ async def test_a_store_that_is_away_is_an_error_but_failures_of_upstreams_are_to
         with pytest.raises(StoreUnavailableError):
             await call
     assert (await bench.queries.list_upstream_failures(0, NOW))[1] is False
+
+
+async def test_the_limits_of_the_gate_are_those_at_the_upstream_that_answers_the_conversation() -> None:
+    other = "https://other.example:443"
+    upstream = {"base_url": f"{ORIGIN}/v1", "wires": {"messages": {"base_url": f"{other}/v1"}}}
+    bench = Bench(upstream=upstream)
+    await bench.parts.owners.record_activity(TENANT, ONE)
+    records, settings = bench.parts.records, bench.queries.config
+    limits, compacted = bench.queries.model_limits, CompactedConversations(records, DAY_S)
+    gates = build_gates(settings, limits, bench.parts.wishing, compacted, Prices())
+    queries = replace(bench.queries, gates=tuple(dict.fromkeys(gates.values())))
+    before = await queries.get_gate_limits(ONE, "m")
+    await limits.learn_window(TENANT, other, "m", 9_000)
+    after = await queries.get_gate_limits(ONE, "m")
+    assert before == gates["chat"].get_limits(TENANT, "m")
+    assert after == gates["messages"].get_limits(TENANT, "m")
+    assert before is not None
+    assert after is not None
+    assert (after.trigger_tokens or 0) < 9_000 < (before.trigger_tokens or 0)
 
 
 @pytest.mark.parametrize(

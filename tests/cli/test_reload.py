@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
+from tests.doubles.faulty_provider import Fault, FaultyProvider
 from tests.helpers.proxy_processes import ProxyProcess, proxy_process
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -107,9 +108,7 @@ async def test_a_configuration_that_makes_no_sense_is_refused_and_everything_goe
 async def test_a_stream_that_is_under_way_is_not_disturbed(tmp_path: Path) -> None:
     written(tmp_path, 10_000)
     slow = {"*": Fault(chunk_s=0.1)}
-    async with serve_embedded(
-        DemoProvider(DemoProviderSettings(CharacterCounter(), faults=slow))
-    ) as upstream:
+    async with serve_embedded(FaultyProvider(DemoProviderSettings(CharacterCounter()), slow)) as upstream:
         port = int(upstream.rpartition(":")[2])
         async with (
             proxy_process(tmp_path, port) as running,

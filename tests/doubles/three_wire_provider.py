@@ -13,19 +13,15 @@ from dataclasses import replace
 from compaction_proxy.cli.demo.chat import JsonObject, Reply
 from compaction_proxy.cli.demo.provider import (
     DemoClient,
-    DemoProvider,
     DemoProviderSettings,
-    Fault,
     Scope,
     SeenRequest,
-    get_header,
     parse_body,
-    send_body,
-    send_stream,
 )
 from compaction_proxy.cli.demo.validation import Refusal
 from compaction_proxy.replay.provider import ProviderPrompt, round_down_to_cache_blocks
 from compaction_proxy.wires.json.values import encode_json
+from tests.doubles.faulty_provider import FaultyProvider, get_header
 from tests.doubles.messages_wire import COUNT_TOKENS, MESSAGES, VERSION_HEADER
 from tests.doubles.provider_wire import ProviderWire, WireAnswer, WireReply, WireRequest, WireUsage
 from tests.doubles.response_store import ResponseStore
@@ -34,7 +30,7 @@ from tests.doubles.responses_wire import RESPONSES, format_response_id, iter_out
 MARK_DIGITS = 12
 
 
-class ThreeWireProvider(DemoProvider):
+class ThreeWireProvider(FaultyProvider):
     """The demo provider, with the wires of OpenAI's Responses and Anthropic's Messages in addition."""
 
     def __init__(self, settings: DemoProviderSettings) -> None:
@@ -66,14 +62,14 @@ class ThreeWireProvider(DemoProvider):
         written_tokens = 0
         if request:
             seen, written_tokens, refusal = self._check_request(wire, request, seen)
-        fault, refusal = await self._begin_answer(seen, refusal, scope, client)
+        refusal = await self._begin_answer(seen, refusal, client)
         if refusal:
             await client.send_json(refusal.status, wire.encode_refusal(refusal, seen.number))
         elif request:
             answer = self._build_answer(request, seen, written_tokens)
             if wire is RESPONSES:
                 self._responses.keep_response(format_response_id(answer), body, iter_output_items(answer))
-            await _send_answer(wire, answer, fault, client)
+            await _send_answer(wire, answer, client)
 
     def _check_request(
         self, wire: ProviderWire, request: WireRequest, seen: SeenRequest
@@ -124,11 +120,11 @@ class ThreeWireProvider(DemoProvider):
         return WireAnswer(request, seen.number, int(time.time()), mark, reply, usage)
 
 
-async def _send_answer(wire: ProviderWire, answer: WireAnswer, fault: Fault, client: DemoClient) -> None:
+async def _send_answer(wire: ProviderWire, answer: WireAnswer, client: DemoClient) -> None:
     if answer.request.streamed:
-        await send_stream(client, () if fault.empty else wire.encode_events(answer), fault)
+        await client.send_stream(wire.encode_events(answer))
     else:
-        await send_body(client, wire.encode_answer(answer), fault)
+        await client.send_json(200, wire.encode_answer(answer))
 
 
 def _encode_models(names: Sequence[str], window: int) -> bytes:

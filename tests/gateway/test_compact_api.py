@@ -16,7 +16,6 @@ from compaction_proxy.cli.demo.provider import (
     SUMMARY_MODEL,
     DemoProvider,
     DemoProviderSettings,
-    Fault,
 )
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError
@@ -25,6 +24,7 @@ from compaction_proxy.gateway.compact_api import parse_compact_request
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.storage.memory import MemoryStore
+from tests.doubles.faulty_provider import Fault, FaultyProvider
 
 BROKEN_MODEL = "broken-summary"
 PORT = "The port of part"
@@ -70,8 +70,8 @@ class Stack:
 @asynccontextmanager
 async def running(**sections: Any) -> AsyncIterator[Stack]:
     counter, broken = TiktokenCounter(lambda _: None), {BROKEN_MODEL: Fault(status=400)}
-    settings = DemoProviderSettings(counter, models=(AGENT_MODEL, SUMMARY_MODEL, BROKEN_MODEL), faults=broken)
-    provider, store = DemoProvider(settings), Watched()
+    settings = DemoProviderSettings(counter, models=(AGENT_MODEL, SUMMARY_MODEL, BROKEN_MODEL))
+    provider, store = FaultyProvider(settings, broken), Watched()
     async with serve_embedded(provider) as upstream:
         given = {
             "upstream": {"base_url": f"{upstream}/v1", **sections.pop("upstream", {})},

@@ -60,7 +60,8 @@ class Replica:
         self.anchors = UsageBaselineStore(self.records, clock=lambda: self.time)
 
     async def found(self, length: int = 11, root: bytes = ROOT) -> UsageBaseline | None:
-        return await self.anchors.find_deepest(TENANT, root, PREFIXES[:length], PLACE)
+        await self.anchors.load_baselines(TENANT, root)
+        return self.anchors.peek_deepest(TENANT, root, PREFIXES[:length], PLACE)
 
     def note(self, *anchors: UsageBaseline) -> None:
         for each in anchors:
@@ -82,7 +83,8 @@ async def test_the_deepest_anchor_of_a_conversation_is_found() -> None:
 async def test_another_tenant_and_another_root_find_nothing() -> None:
     replica = Replica(MemoryStore())
     replica.note(anchor(4))
-    assert await replica.anchors.find_deepest("other", ROOT, PREFIXES, PLACE) is None
+    await replica.anchors.load_baselines("other", ROOT)
+    assert replica.anchors.peek_deepest("other", ROOT, PREFIXES, PLACE) is None
     assert await replica.found(root=b"\x09" * 32) is None
 
 
@@ -104,7 +106,7 @@ async def test_no_more_roots_are_held_than_a_bound(monkeypatch: pytest.MonkeyPat
     anchors = Replica(MemoryStore()).anchors
     for number in range(10):
         root = bytes([number]) * 32
-        await anchors.find_deepest(TENANT, root, PREFIXES, PLACE)
+        await anchors.load_baselines(TENANT, root)
         anchors.record_baseline(TENANT, root, anchor(4))
     assert len(anchors._known) == 3
 
@@ -187,7 +189,8 @@ async def test_what_stands_in_the_store_and_is_no_record_of_ours_does_no_harm() 
     records = RecordStore(MemoryStore(), ignored)
     await records.overwrite(usage_anchors_key(TENANT, ROOT), {"anchors": [[1, 2]]}, ttl_s=60)
     anchors = UsageBaselineStore(records)
-    assert await anchors.find_deepest(TENANT, ROOT, PREFIXES, PLACE) is None
+    await anchors.load_baselines(TENANT, ROOT)
+    assert anchors.peek_deepest(TENANT, ROOT, PREFIXES, PLACE) is None
 
 
 async def test_what_is_forgotten_is_not_written_again() -> None:

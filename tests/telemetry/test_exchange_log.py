@@ -18,6 +18,7 @@ from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
+from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.telemetry import exchange_log as module
 from compaction_proxy.telemetry import usage as accounts_module
 from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
@@ -173,7 +174,7 @@ def failing(*_: object) -> None:
 
 async def test_a_listener_that_fails_keeps_nobody_from_hearing(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[BaseException] = []
-    monkeypatch.setattr(module, "_log_write_failure", reported.append)
+    monkeypatch.setattr(module, "suppress_and_log", lambda _: suppress_and_report(reported.append))
     process = Process(MemoryStore())
     heard: list[ExchangeEntry] = []
     process.journal.listeners += [failing, heard.extend]
@@ -279,7 +280,7 @@ async def test_a_fault_of_ours_neither_ends_the_writing_nor_loses_anything(
 ) -> None:
     monkeypatch.setattr(module, "FLUSH_INTERVAL_S", 0.005)
     reported: list[BaseException] = []
-    monkeypatch.setattr(module, "_log_write_failure", reported.append)
+    monkeypatch.setattr(module, "suppress_and_log", lambda _: suppress_and_report(reported.append))
     store = Faulty()
     store.fault = ZeroDivisionError()
     process = Process(store)

@@ -214,7 +214,7 @@ class ConversationQueries:
         origin: Origin (scheme, host and port) of the upstream. The queries use the prices of this upstream.
         get_secret: Returns the secret key from which the ids of conversations are derived.
         now: Returns the current time in seconds since the epoch.
-        gate: Knows up to which size requests pass unread. None if no request does.
+        gates: Know up to which size requests pass unread, one for each origin of an upstream.
     """
 
     records: RecordStore
@@ -231,7 +231,7 @@ class ConversationQueries:
     origin: str
     get_secret: Callable[[], bytes]
     now: Callable[[], float] = time.time
-    gate: SizeGate | None = None
+    gates: Sequence[SizeGate] = ()
 
     async def list_conversations(
         self,
@@ -270,9 +270,13 @@ class ConversationQueries:
         return ConversationPage(matches[offset:stop], stop if stop < len(matches) else None)
 
     async def get_gate_limits(self, conversation: str, model: str) -> GateLimits | None:
-        """Returns the current limits for requests of a conversation for a model; None without a gate."""
+        """Returns the current limits for requests of a conversation for a model; None without a gate.
+
+        If there are several gates, uses the one whose upstream has answered the conversation's tenant.
+        """
         tenant = await self._find_tenant(conversation)
-        return None if self.gate is None else self.gate.get_limits(tenant, model)
+        gates = [each for each in self.gates if len(self.gates) == 1 or await each.has_learned(tenant, model)]
+        return next((each.get_limits(tenant, model) for each in (*gates, *self.gates)), None)
 
     async def list_exchanges(self, conversation: str, limit: int) -> list[ExchangeEntry]:
         """Returns the newest exchanges of a conversation, at most `limit`, oldest first."""

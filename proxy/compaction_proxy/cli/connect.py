@@ -261,20 +261,12 @@ def _parse_json(text: str) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
-    """Parses YAML text. Writes the text to a temporary file first, because `yaml_file` reads only files.
-
-    Raises:
-        ClientConfigError: If the text is not a valid YAML mapping.
-    """
     from compaction_proxy.config import yaml_file
 
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "it"
-        file.write_text(text, encoding="utf-8")
-        try:
-            loaded = yaml_file.read_yaml(file, None)
-        except ConfigError as error:
-            raise ClientConfigError(str(error).replace(str(file), "it")) from None
+    try:
+        loaded = yaml_file.parse_yaml(text, Path("it"), None)
+    except ConfigError as error:
+        raise ClientConfigError(str(error)) from None
     if loaded.problems:
         line, _, problem = loaded.problems[0]
         raise ClientConfigError(f"line {line}: {problem}")

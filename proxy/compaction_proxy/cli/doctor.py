@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -486,13 +487,10 @@ async def check_upstream(config: Config, *, probe: bool) -> AsyncIterator[Findin
         probe: Whether to ask each summary model for one word. The provider may charge a little for this call.
     """
     transport = EngineTransport(NativeEngine(proxies=read_environment_proxies()))
-    fetched: dict[tuple[str, str, str], asyncio.Task[ModelList]] = {}
 
-    async def fetch_list(base_url: str, api_key: str, wire: str) -> ModelList:
-        place = (base_url, api_key, wire)
-        if place not in fetched:  # a failure is not repeated either: it may take `DEADLINE_S` seconds
-            fetched[place] = asyncio.create_task(fetch_model_list(transport, *place))
-        return await fetched[place]
+    @cache  # a failure is not repeated either: it may take `DEADLINE_S` seconds
+    def fetch_list(base_url: str, api_key: str, wire: str) -> asyncio.Task[ModelList]:
+        return asyncio.create_task(fetch_model_list(transport, base_url, api_key, wire))
 
     try:
         for provider in _list_providers(config):

@@ -248,7 +248,6 @@ class AutoRecall:
             estimate=fit.estimate + added,
             report=report,
             compacted_messages=compacted._replace(messages=messages),
-            added_tokens=added,
         )
 
     def _finish_search(self, task: asyncio.Task[list[SearchHit]]) -> None:

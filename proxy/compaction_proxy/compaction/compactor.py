@@ -401,7 +401,7 @@ class Compactor:
         is_useless = is_whole and not is_compacted  # it was only repaired, which does not make it fit
         if (
             is_useless
-            or _are_same_messages(messages, view.messages)
+            or (len(messages) == len(view.messages) and all(map(is_, messages, view.messages)))
             or view.count_tokens(messages) > view.count_tokens(view.messages)
         ):
             messages = view.messages
@@ -499,11 +499,6 @@ def _build_result(
         client_tokens,
         compacted,
     )
-
-
-def _are_same_messages(messages: Sequence[Message], client_messages: Sequence[Message]) -> bool:
-    """Returns whether both lists contain the same message objects in the same order."""
-    return len(messages) == len(client_messages) and all(map(is_, messages, client_messages))
 
 
 def _find_echoed_numbers(body: RequestBody, overflow: Overflow) -> frozenset[int]:

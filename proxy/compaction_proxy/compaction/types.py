@@ -210,7 +210,6 @@ class FitResult:
         client_tokens: Counted tokens of the request as the client sent it, before calibration.
         compacted_messages: The forwarded messages. None if the client's own messages are forwarded, or if the
             proxy has cut messages to make the request fit.
-        added_tokens: Number of tokens that auto-recall has added. They are included in `estimate`.
     """
 
     raw: bytes
@@ -221,7 +220,6 @@ class FitResult:
     should_prepare: bool = False
     client_tokens: int = 0
     compacted_messages: CompactedMessages | None = None
-    added_tokens: int = 0
 
     @property
     def is_compacted(self) -> bool:

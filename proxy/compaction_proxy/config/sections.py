@@ -52,10 +52,6 @@ OPENAI_URL = "https://api.openai.com"
 ANTHROPIC_URL = "https://api.anthropic.com"
 
 
-def _is_openai_url(url: str) -> bool:
-    return parse_origin(url) == parse_origin(OPENAI_URL)
-
-
 class WireSection(BaseModel):
     """The provider for requests of one wire. A key that is not set takes its value from `upstream`."""
 
@@ -113,7 +109,7 @@ class UpstreamSection(BaseModel):
             wire_section.base_url is None
             and wire == MESSAGES_WIRE
             and (wire_key or not key)
-            and _is_openai_url(base_url)
+            and parse_origin(base_url) == parse_origin(OPENAI_URL)
         ):
             base_url = ANTHROPIC_URL  # OpenAI does not offer this wire
         is_same_origin = parse_origin(base_url) == parse_origin(self.base_url)

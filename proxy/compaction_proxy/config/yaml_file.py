@@ -165,7 +165,11 @@ def read_yaml(path: Path, environ: Mapping[str, str] | None) -> YamlDocument:
         ConfigError: If the file cannot be read, is too large or is not YAML, or if it contains something else
             than a mapping.
     """
-    text = _read_text(path)
+    return parse_yaml(_read_text(path), path, environ)
+
+
+def parse_yaml(text: str, path: Path, environ: Mapping[str, str] | None) -> YamlDocument:
+    """Parses the text of a YAML file as `read_yaml` does. Errors name the file `path`, which is not read."""
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()

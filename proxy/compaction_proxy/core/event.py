@@ -63,11 +63,6 @@ REASONS = (
 REASON_PREFIXES = ("http-", "store-")
 
 
-def is_known_reason(reason: str) -> bool:
-    """Returns whether the word is a known reason to forward a request unchanged or without a summary."""
-    return reason in REASONS or reason.startswith(REASON_PREFIXES)
-
-
 # Parts of the proxy's work that can fail, and that keep a due compaction from being made.
 SUMMARY_PART, STORE_PART, REQUEST_PART, PROXY_PART = "summary-model", "store", "request", "proxy"
 

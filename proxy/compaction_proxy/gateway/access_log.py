@@ -75,7 +75,7 @@ class AccessLog:
             return
         fields: dict[str, Any] = {
             "method": scope["method"],
-            "path": _mask_long_segments(scope["raw_path"][:MAX_PATH_CHARACTERS].decode("latin-1")),
+            "path": _LONG_SEGMENT.sub("[id]", scope["raw_path"][:MAX_PATH_CHARACTERS].decode("latin-1")),
             "status": status or None,
             "bytes": sent_bytes,
             "seconds": round(seconds, 4),
@@ -83,11 +83,6 @@ class AccessLog:
         }
         shown = {name: value for name, value in fields.items() if value is not None}
         (_log.warning if is_error else _log.info)(REQUEST_ANSWERED, **shown)
-
-
-def _mask_long_segments(path: str) -> str:
-    """Replaces the segments of a path that may be ids or credentials by `[id]`."""
-    return _LONG_SEGMENT.sub("[id]", path)
 
 
 def _has_client_left(scope: Scope) -> bool:

@@ -278,18 +278,13 @@ class RequestState:
         if self.trace is not None:
             self.trace.end_request(exchange, self.conversation)
 
-    def _compute_upstream_s(self, first_s: float) -> float:
-        """Returns the duration of the last upstream call, in seconds. Call it when the response has ended.
-
-        `first_s` is the time from the start of that call until its response began, in seconds.
-        """
-        return time.perf_counter() - self.started - self.overhead_s - self.waited_s + first_s
-
     def build_exchange(self) -> Exchange:
         """Returns the figures of the request and its response."""
         usage = self.usage
         first_s = self.first_byte_s
-        upstream_s = None if first_s is None else self._compute_upstream_s(first_s)
+        # The duration of the last upstream call: from its start to the end of its response, which is now.
+        passed_s = time.perf_counter() - self.started
+        upstream_s = None if first_s is None else passed_s - self.overhead_s - self.waited_s + first_s
         unread_report = _EMPTY_REPORT if first_s is None else _UNREAD_REPORT  # None: nothing was forwarded
         report = self.fit_result.report if self.fit_result else unread_report
         return Exchange(

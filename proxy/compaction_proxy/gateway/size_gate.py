@@ -23,7 +23,7 @@ from compaction_proxy.core.trigger import (
 from compaction_proxy.gateway.identity import map_wires_to_origins
 from compaction_proxy.gateway.side_requests import has_history
 from compaction_proxy.providers.model_limits import ModelLimits
-from compaction_proxy.providers.pricing import PriceBook
+from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.wires.prescan import find_models, find_output_limits, may_have_media
 
 # The proxy parses every body with more bytes than this. The gate would have to search the whole body for
@@ -84,7 +84,7 @@ class SizeGate:
         compacted: CompactedConversations,
         origin: str,
         *,
-        pricing: PriceBook | None = None,
+        pricing: PriceSource | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -158,6 +158,14 @@ class SizeGate:
         """
         limits = self._compute_limits(tenant, model, None)
         return limits._replace(max_bytes=min(limits.max_bytes, MAX_BYTES))
+
+    async def has_learned(self, tenant: str, model: str) -> bool:
+        """Returns whether the proxy has learned something from this upstream's answers to a tenant.
+
+        If so, the tenant belongs to this upstream, because each tenant belongs to one upstream only.
+        """
+        learned = await self._model_limits.get(tenant, self._origin, model)
+        return learned.is_limited or learned.calibration.observations > 0
 
     def record_accepted_size(self, tenant: str, model: str, size_bytes: int) -> None:
         """Records that the upstream accepted a body of `size_bytes` that had passed the gate.
@@ -247,7 +255,7 @@ def build_gates(
     model_limits: ModelLimits,
     directives: DirectiveStore,
     compacted: CompactedConversations,
-    pricing: PriceBook,
+    pricing: PriceSource,
 ) -> Mapping[str, SizeGate]:
     """Builds a gate for each wire. The keys of the result are the names of the wires.
 

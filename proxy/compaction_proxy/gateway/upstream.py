@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import httpx
-import structlog
 from starlette.types import Scope, Send
 
 from compaction_proxy.config.config import Config
@@ -38,8 +37,8 @@ from compaction_proxy.gateway.headers import (
 from compaction_proxy.gateway.identity import format_origin
 from compaction_proxy.gateway.paths import join_upstream_url
 from compaction_proxy.gateway.upstream_monitor import UpstreamMonitor
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import RELAY_TAP_FAILED
+from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.wires import registry
 from compaction_proxy.wires.context_errors import find_error_code
 
@@ -47,8 +46,6 @@ from compaction_proxy.wires.context_errors import find_error_code
 PEEK_BYTES = 65_536
 # The proxy looks for the provider's own code of an error in bodies of at most this many bytes.
 MAX_ERROR_BYTES = 16_384
-
-_log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +283,6 @@ def _build_error(upstream: Upstream, error: httpx.TransportError) -> OverloadedE
     return UpstreamError(502, message, "upstream_protocol_error")
 
 
-def _log_tap_failed(error: BaseException) -> None:
-    _log.warning(RELAY_TAP_FAILED, error=type(error).__name__)
-
-
 async def relay_response(
     answer: UpstreamResponse,
     send: Send,
@@ -346,7 +339,7 @@ async def _relay_chunks(
 
 
 def _feed_tap(tap: Callable[[bytes], None], chunk: bytes) -> None:
-    with suppress_and_report(_log_tap_failed):
+    with suppress_and_log(RELAY_TAP_FAILED):
         tap(chunk)
 
 

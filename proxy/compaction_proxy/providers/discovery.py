@@ -80,8 +80,9 @@ def parse_window(body: bytes, model: str) -> int | None:
         payload = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    windows = [window for window in _iter_windows(payload, model) if _is_possible(window)]
-    return min(windows, default=None)
+    found = _iter_windows(payload, model)
+    possible = [each for each in found if type(each) is int and _LEAST_TOKENS <= each <= _MOST_TOKENS]
+    return min(possible, default=None)
 
 
 def _iter_windows(payload: Any, model: str) -> Iterator[Any]:
@@ -122,10 +123,6 @@ def _get_names(entry: Mapping[str, Any]) -> set[str]:
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _is_possible(window: Any) -> bool:
-    return type(window) is int and _LEAST_TOKENS <= window <= _MOST_TOKENS
 
 
 # Maximum bytes of a response. The proxy ignores a larger response and requests the next URL. For example, if

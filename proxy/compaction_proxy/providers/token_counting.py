@@ -177,7 +177,8 @@ class _CountingTask:
         """
         end = perf_counter() + budget_s
         for step in self._get_steps():
-            texts = [self._get_text(self._slices[index]) for index in step]
+            parts = [self._slices[index] for index in step]
+            texts = [self._pieces[each.piece][each.start : each.stop] for each in parts]
             counts = self._counter.count_each(texts, self._model)
             self._counted.update(zip(step, counts, strict=True))
             if self.dropped or perf_counter() >= end:
@@ -194,9 +195,6 @@ class _CountingTask:
             self._sizes = [stop - start for _, start, stop in self._slices]
             self._left = _group_steps(self._sizes)
         return self._left
-
-    def _get_text(self, part: _TextSlice) -> str:
-        return self._pieces[part.piece][part.start : part.stop]
 
     def _sum_pieces(self) -> list[int]:
         totals = [0] * len(self._pieces)

@@ -227,16 +227,6 @@ class UsageBaselineStore:
         self._writing = asyncio.Lock()
         records.on_delete_callbacks.append(self._forget_prefix)
 
-    async def find_deepest(
-        self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
-    ) -> UsageBaseline | None:
-        """Returns the longest anchor that matches a request, or None (`select_deepest_baseline`).
-
-        Waits for the store only if this process has not loaded the conversation's anchors yet.
-        """
-        await self.load_baselines(tenant, root)
-        return self.peek_deepest(tenant, root, prefixes, baseline_key)
-
     def is_loaded(self, tenant: str, root: bytes) -> bool:
         """Returns whether this process has loaded the anchors of conversations with this root."""
         return self._peek_root(usage_anchors_key(tenant, root)).read_at < math.inf
@@ -249,7 +239,7 @@ class UsageBaselineStore:
     def peek_deepest(
         self, tenant: str, root: bytes, prefixes: Sequence[bytes], baseline_key: bytes
     ) -> UsageBaseline | None:
-        """Returns the same as `find_deepest`, but uses only the anchors in memory. Never waits.
+        """Returns the longest anchor in memory that matches a request, or None (`select_deepest_baseline`).
 
         If the anchors were last read at least `REFRESH_INTERVAL_S` seconds ago, also starts a background task
         that reads them again.

@@ -38,8 +38,8 @@ from compaction_proxy.storage.keys import (
     scope_prefix,
 )
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import COMPACTION_FAILED, COMPACTION_FINISHED, EVENT_NOT_ANNOUNCED
+from compaction_proxy.telemetry.logs import suppress_and_log
 
 # Maximum number of events in a stored list. If there are more, the oldest are dropped. There is one list for
 # the compactions of all conversations with the same beginning, and one list for the other events of each
@@ -86,7 +86,7 @@ class EventBus:
         """Logs an event and passes it to all listeners."""
         _log_event(event)
         for listener in self.listeners:
-            with suppress_and_report(_log_listener_failure):
+            with suppress_and_log(EVENT_NOT_ANNOUNCED):
                 listener(tenant, event)
 
 
@@ -104,10 +104,6 @@ def _log_event(event: Event) -> None:
         _log.warning(COMPACTION_FAILED, kind=event.kind, **details)
     else:
         _log.log(logging.INFO, f"compaction.{event.kind}", **details)
-
-
-def _log_listener_failure(error: BaseException) -> None:
-    _log.warning(EVENT_NOT_ANNOUNCED, error=type(error).__name__)
 
 
 def build_round_event_line(tenant: str, root: bytes, event: Event, ttl_s: float) -> ListItem:

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import structlog
-
 from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.cost.savings import (
     EMPTY_CACHE_STATE,
@@ -24,10 +22,10 @@ from compaction_proxy.core.cost.savings import (
 from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.providers.types import PriceSource
 from compaction_proxy.storage.deletions import DeletionFence
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import JOURNAL_NOT_WRITTEN
 from compaction_proxy.support.lru import BoundedDict
 from compaction_proxy.telemetry.live_feed import EXCHANGE, EXCHANGES_PER_S, LiveFeed
+from compaction_proxy.telemetry.logs import suppress_and_log
 from compaction_proxy.telemetry.statistics import Statistics
 from compaction_proxy.telemetry.usage import (
     NO_CAPTION,
@@ -126,8 +124,6 @@ FLUSH_INTERVAL_S = 1.0
 # time per exchange, because its memory is still in the processor's cache.
 QUEUE_LENGTH = 64
 
-_log = structlog.get_logger()
-
 
 class ExchangeLog:
     """Queues exchanges, then processes them and writes the results in the background.
@@ -210,17 +206,17 @@ class ExchangeLog:
             self._drain_queue()
             self._publish_newest()
             for flush in (self._feed.flush, self._statistics.flush, self._usage_store.flush):
-                with suppress_and_report(_log_write_failure):
+                with suppress_and_log(JOURNAL_NOT_WRITTEN):
                     await flush()
 
     def _drain_queue(self) -> None:
         """Processes all queued exchanges, without writing to the store, and passes them to the listeners."""
         queue, self._queue = self._queue, []
-        with suppress_and_report(_log_write_failure):
+        with suppress_and_log(JOURNAL_NOT_WRITTEN):
             entries = list(map(self._add_exchange, queue))
             self._statistics.add_entries(entries)
             for listener in self.listeners:
-                with suppress_and_report(_log_write_failure):
+                with suppress_and_log(JOURNAL_NOT_WRITTEN):
                     listener(entries)
 
     def _publish_newest(self) -> None:
@@ -250,9 +246,5 @@ class ExchangeLog:
     async def _flush_periodically(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
-            with suppress_and_report(_log_write_failure):
+            with suppress_and_log(JOURNAL_NOT_WRITTEN):
                 await self.flush()
-
-
-def _log_write_failure(error: BaseException) -> None:
-    _log.warning(JOURNAL_NOT_WRITTEN, error=type(error).__name__)

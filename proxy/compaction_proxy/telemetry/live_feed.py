@@ -15,8 +15,6 @@ from itertools import chain, count
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-import structlog
-
 from compaction_proxy.core.event import (
     CONTENT_FIELDS,
     FAILURE_KINDS,
@@ -27,8 +25,8 @@ from compaction_proxy.core.event import (
 )
 from compaction_proxy.storage.keys import live_feed_key
 from compaction_proxy.storage.records import Fields, ListItem, RecordStore
-from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.support.log_events import FEED_NOT_READ
+from compaction_proxy.telemetry.logs import suppress_and_log
 
 # Fields of an event that the feed leaves out: texts of the conversation, and the ids of messages.
 HIDDEN_FIELDS = CONTENT_FIELDS | {"message_ids"}
@@ -53,8 +51,6 @@ MAX_FOLLOWER_ITEMS = 500
 LISTENER_TTL_S = 60.0
 LISTENER_CHECK_S = 5.0
 _WRITER_BYTES = 4
-
-_log = structlog.get_logger()
 
 
 class FeedItem(NamedTuple):
@@ -122,10 +118,6 @@ def _parse_item(line: Fields) -> FeedItem | None:
     return None
 
 
-def _to_public_fields(event: Event) -> dict[str, Any]:
-    return {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
-
-
 class LiveFeed:
     """Publishes items and lets followers read them. Not thread-safe: use it on one event loop.
 
@@ -165,12 +157,14 @@ class LiveFeed:
         queued. The oldest are dropped.
         """
         waiting = self._events if kind == COMPACTION else self._exchanges
-        waiting.append(FeedItem(self._create_item_id(), kind, fields))
+        item_id = f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
+        waiting.append(FeedItem(item_id, kind, fields))
 
     def on_event(self, _tenant: str, event: Event) -> None:
         """Publishes an event. Ignores `MEASURED` events. This is an `event_history.EventListener`."""
         if event.kind != MEASURED:
-            self.publish(COMPACTION, _to_public_fields(event))
+            fields = {name: value for name, value in to_fields(event).items() if name not in HIDDEN_FIELDS}
+            self.publish(COMPACTION, fields)
 
     def record_upstream_failure(self, target: str, cause: str, error: str = "") -> None:
         """Counts a failure of an upstream (`target`), which the next `flush` publishes."""
@@ -235,9 +229,6 @@ class LiveFeed:
             await asyncio.wait((self._poll,))
         await self.flush()
 
-    def _create_item_id(self) -> str:
-        return f"{int(self._now() * 1000):012x}{self._writer}{next(self._numbers):06x}"
-
     def _build_line(self, kind: str, item: FeedItem) -> ListItem:
         fields = {"id": item.id, "kind": item.kind, "fields": item.fields}
         return ListItem(live_feed_key(_LISTS[kind]), fields, self._ttl_s, MAX_LINES[kind])
@@ -294,7 +285,7 @@ class LiveFeed:
         newest = dict.fromkeys(_LISTS, start_id)
         marked_at = -math.inf
         while True:
-            with suppress_and_report(_log_poll_failure):
+            with suppress_and_log(FEED_NOT_READ):
                 if self._now() - marked_at > LISTENER_TTL_S / 2:
                     marked_at = self._now()
                     fields = {"until": marked_at + LISTENER_TTL_S}
@@ -305,7 +296,3 @@ class LiveFeed:
                         for follower in self._followers:
                             follower.push_item(item)
             await asyncio.sleep(POLL_S)
-
-
-def _log_poll_failure(error: BaseException) -> None:
-    _log.warning(FEED_NOT_READ, error=type(error).__name__)

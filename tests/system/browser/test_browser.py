@@ -20,10 +20,11 @@ import pytest_asyncio
 from playwright.async_api import Browser, Page, async_playwright, expect
 
 from compaction_proxy.app import create_app
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
+from compaction_proxy.cli.demo.provider import DemoProviderSettings
 from compaction_proxy.config.config import Config
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import CharacterCounter
+from tests.doubles.faulty_provider import Fault, FaultyProvider
 from tests.helpers.dashboard import NAME, PLACE, FakeAdmin, pages, sample
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -163,10 +164,9 @@ async def scene() -> AsyncIterator[Scene]:
         CharacterCounter(),
         window=WINDOW_TOKENS,
         models=(MODEL, UNLUCKY, "demo-summary", "summary-down"),
-        faults={"summary-down": Fault(status=503)},
     )
     async with (
-        serve_embedded(DemoProvider(settings)) as upstream,
+        serve_embedded(FaultyProvider(settings, {"summary-down": Fault(status=503)})) as upstream,
         serve_embedded(create_app(config(upstream))) as url,
         httpx.AsyncClient(base_url=url, trust_env=False) as client,
         async_playwright() as playwright,

@@ -16,8 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProvider, DemoProviderSettings
+from compaction_proxy.cli.demo.provider import AGENT_MODEL, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
+from tests.doubles.faulty_provider import FaultyProvider
 from tests.doubles.word_counter import WordCounter
 from tests.helpers.free_ports import find_free_port
 
@@ -137,12 +138,12 @@ class Chain:
     """A client of the web server before the proxy, and the provider behind it."""
 
     client: httpx.AsyncClient
-    provider: DemoProvider
+    provider: FaultyProvider
 
 
 @pytest.fixture(params=list(FRONTS))
 async def chain(request: pytest.FixtureRequest, tmp_path: Path, proxied: Any) -> AsyncIterator[Chain]:
-    provider = DemoProvider(DemoProviderSettings(WordCounter(), window=10_000_000))
+    provider = FaultyProvider(DemoProviderSettings(WordCounter(), window=10_000_000))
     async with (
         serve_embedded(provider) as upstream,
         proxied(upstream) as inner,

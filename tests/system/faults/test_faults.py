@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.store import Lease, ListEntry, Record, Store
+from tests.doubles.faulty_provider import Fault, FaultyProvider
 
 WINDOW = 2_000
 MODEL = "demo-agent"
@@ -144,7 +145,7 @@ async def grown(client: Any, provider: DemoProvider) -> list[float]:
 async def test_every_request_is_answered_within_the_window(
     store: str, summary: str, counter: TiktokenCounter, proxied: Any
 ) -> None:
-    provider = DemoProvider(DemoProviderSettings(counter, WINDOW, faults={SUMMARY: SUMMARY_FAULTS[summary]}))
+    provider = FaultyProvider(DemoProviderSettings(counter, WINDOW), {SUMMARY: SUMMARY_FAULTS[summary]})
     options = {"summary": {"model": SUMMARY, "timeout_s": SUMMARY_TIMEOUT_S}, "store": STORES[store]()}
     models = {MODEL: {"window": WINDOW}}
     async with serve_embedded(provider) as upstream, proxied(upstream, models=models, **options) as client:

@@ -18,12 +18,13 @@ from anyio.from_thread import start_blocking_portal
 
 from compaction_proxy.app import create_app
 from compaction_proxy.cli.demo import chat as wire
-from compaction_proxy.cli.demo.provider import ClientDepartedError, DemoClient, Receive, Scope, Send
+from compaction_proxy.cli.demo.provider import ClientDepartedError, Receive, Scope, Send
 from compaction_proxy.config.config import Config
 from compaction_proxy.core.search_tool import TOOL_NAME
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.wires.chat.search_tool import SEARCH_TOOL
 from compaction_proxy.wires.registry import WIRES as DIALECTS
+from tests.doubles.faulty_provider import FaultyClient
 from tests.doubles.messages_wire import MESSAGES
 from tests.doubles.provider_wire import ProviderWire, WireAnswer, WireReply, WireRequest, WireUsage
 from tests.doubles.responses_wire import RESPONSES
@@ -140,7 +141,7 @@ class Provider:
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
             return
-        client = DemoClient(receive, send)
+        client = FaultyClient(receive, send)
         raw = await client.read_body()
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         key = fields.get("x-api-key") or fields.get("authorization", "").removeprefix("Bearer ")
@@ -156,7 +157,7 @@ class Provider:
             seen.departed = True
 
     async def _answer(
-        self, answer: Scripted, seen: Asked, number: int, client: DemoClient, send: Send, wire: Wire
+        self, answer: Scripted, seen: Asked, number: int, client: FaultyClient, send: Send, wire: Wire
     ) -> None:
         wrong = wire.format.validate(seen.body) if wire.format else None
         seen.wrong = wrong.message if wrong else ""

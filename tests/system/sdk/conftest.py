@@ -28,7 +28,6 @@ from compaction_proxy.cli.demo.provider import (
     AGENT_MODEL,
     SUMMARY_MODEL,
     ClientDepartedError,
-    DemoClient,
     DemoProvider,
     DemoProviderSettings,
     Receive,
@@ -47,6 +46,7 @@ from compaction_proxy.config.sections import (
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 from compaction_proxy.wires.json.values import encode_json
+from tests.doubles.faulty_provider import FaultyClient
 from tests.helpers.free_ports import find_free_port
 
 WINDOW_TOKENS = 8192
@@ -168,7 +168,7 @@ class Upstream:
         if scope["type"] == "lifespan":
             await self.provider(scope, receive, send)
             return
-        client = DemoClient(receive, send)
+        client = FaultyClient(receive, send)
         body = await client.read_body()
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
@@ -182,7 +182,7 @@ class Upstream:
             seen.ended = True
 
     async def _answer(
-        self, seen: Seen, client: DemoClient, scope: Scope, receive: Receive, send: Send
+        self, seen: Seen, client: FaultyClient, scope: Scope, receive: Receive, send: Send
     ) -> None:
         path, named = scope["path"], seen.all("x-answer")
         if named == ["limited-once"]:
@@ -200,7 +200,7 @@ class Upstream:
                 await self._held(seen, client)
             await self.provider(scope, replayed(seen.body, receive), send)
 
-    async def _held(self, seen: Seen, client: DemoClient) -> None:
+    async def _held(self, seen: Seen, client: FaultyClient) -> None:
         """Wait until the summaries of this key are released."""
         while not self.released.intersection(seen.all("authorization")):
             await client.wait(0.01)
@@ -215,7 +215,7 @@ def replayed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def scripted(answer: Answer, client: DemoClient, send: Send) -> None:
+async def scripted(answer: Answer, client: FaultyClient, send: Send) -> None:
     if answer.ending == "hang":
         await client.wait(None)
     fields = [(name.encode(), value.encode()) for name, value in answer.fields]

@@ -47,7 +47,8 @@ def sum_columns(
     first = int(since) // step * step
     columns = {at: ExchangeCounters() for at in range(first, int(until) + 1, step)}
     for row in rows:
-        at = _parse_timestamp(row.label) // step * step
+        # The label is the start of an hour (`2026-11-22T13`) or of a day (`2026-11-22`).
+        at = int(datetime.fromisoformat(row.label).replace(tzinfo=UTC).timestamp()) // step * step
         columns.setdefault(at, ExchangeCounters()).add_counters(row.counters)
     return sorted(columns.items())
 
@@ -205,11 +206,6 @@ def _get_forwarded_tokens(exchange: Exchange) -> int | None:
     """Returns the tokens of a forwarded request as the upstream counted them, or else as the proxy did."""
     counted = exchange.first_prompt_tokens
     return exchange.tokens_after if counted is None else counted
-
-
-def _parse_timestamp(text: str) -> int:
-    """Returns the start of an hour (`2026-11-22T13`) or a day (`2026-11-22`), in seconds since the epoch."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
 
 
 def _encode_json(content: Mapping[str, Any]) -> str:

@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compaction_proxy.cli.demo import chat, replies, validation
@@ -42,8 +43,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 AGENT_MODEL = "demo-agent"
 SUMMARY_MODEL = "demo-summary"
-FAULT_HEADER = b"x-demo-fault"
-GARBAGE = b'\x00\xff{"choices":[{"delta":\xfe'
 RULE = "*" * 72
 BANNER = f"""\
 {RULE}
@@ -83,22 +82,6 @@ class DemoClient:
             if not message.get("more_body"):
                 return b"".join(parts)
 
-    async def wait(self, seconds: float | None) -> None:
-        """Waits for `seconds` seconds. If `seconds` is None, waits until the client disconnects.
-
-        Raises:
-            ClientDepartedError: If the client disconnects during the wait.
-        """
-        if seconds == 0:
-            return
-        try:
-            async with asyncio.timeout(seconds):
-                while (await self._receive())["type"] != "http.disconnect":
-                    pass
-        except TimeoutError:
-            return
-        raise ClientDepartedError
-
     async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
         """Sends the status and the headers of the response.
 
@@ -121,62 +104,12 @@ class DemoClient:
         await self.start(status, b"application/json", len(data))
         await self.send(data)
 
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """The faults of a response. By default, the response has no fault.
-
-    Attributes:
-        status: Error status of the response; 0 for no error.
-        hang: Whether the provider never responds.
-        cut_after: Number of stream chunks after which the provider closes the connection. If the response is
-            not streamed, the provider closes the connection after half of the body. None does not close it
-            early.
-        garbage: Whether the response has status 200 and bytes that are not a chat completion.
-        empty: Whether the response has status 200 and no content. It then has no body, or is a stream whose
-            only event is `[DONE]`.
-        first_byte_s: Seconds before the first byte of the response.
-        chunk_s: Seconds before each further chunk of a stream.
-    """
-
-    status: int = 0
-    hang: bool = False
-    cut_after: int | None = None
-    garbage: bool = False
-    empty: bool = False
-    first_byte_s: float = 0.0
-    chunk_s: float = 0.0
-
-
-NO_FAULT = Fault()
-
-_FAULT_WORDS: dict[str, Callable[[Fault, str], Fault]] = {
-    "status": lambda fault, value: replace(fault, status=int(value)),
-    "hang": lambda fault, _: replace(fault, hang=True),
-    "cut": lambda fault, value: replace(fault, cut_after=int(value or 3)),
-    "garbage": lambda fault, _: replace(fault, garbage=True),
-    "empty": lambda fault, _: replace(fault, empty=True),
-    "slow": lambda fault, value: replace(fault, first_byte_s=float(value)),
-    "delay": lambda fault, value: replace(fault, chunk_s=float(value)),
-}
-
-
-def parse_fault(text: str, base: Fault = NO_FAULT) -> Fault:
-    """Parses a text such as `slow=0.5, cut=3` and returns `base` with these faults added.
-
-    The possible words are `status=N`, `hang`, `cut[=chunks]`, `garbage`, `empty`, `slow=seconds` (before the
-    first byte) and `delay=seconds` (before each further chunk).
-
-    Raises:
-        ValueError: If a word is unknown or its value is invalid.
-    """
-    fault = base
-    for word in filter(str.strip, text.split(",")):
-        name, _, value = word.strip().partition("=")
-        if name not in _FAULT_WORDS:
-            raise ValueError(f"no such fault: {name}")
-        fault = _FAULT_WORDS[name](fault, value)
-    return fault
+    async def send_stream(self, events: Iterable[bytes]) -> None:
+        """Sends server-sent events as a stream."""
+        await self.start(200, b"text/event-stream; charset=utf-8")
+        for event in events:
+            await self.send(event, more=True)
+        await self.send(b"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,15 +172,12 @@ class DemoProviderSettings:
         counter: Counts tokens.
         window: Maximum sum of prompt tokens and requested output tokens.
         models: Names of the offered models. A model with `summary` in its name writes summaries.
-        faults: Maps the name of a model to the faults of its responses. The entry `*` applies to all models
-            without an entry of their own. The request header `x-demo-fault` adds further faults.
         log_records: Maximum number of requests in the log. Beyond it, the provider drops the oldest request.
     """
 
     counter: TokenCounter
     window: int = 8192
     models: tuple[str, ...] = (AGENT_MODEL, SUMMARY_MODEL)
-    faults: Mapping[str, Fault] = field(default_factory=dict)
     log_records: int = 1000
 
 
@@ -256,7 +186,6 @@ class DemoProvider:
 
     Attributes:
         meter: Counts tokens and simulates the prompt cache.
-        departure_count: Number of requests that the provider gave up because the client had disconnected.
     """
 
     def __init__(self, settings: DemoProviderSettings) -> None:
@@ -265,7 +194,6 @@ class DemoProvider:
         self._log: deque[SeenRequest] = deque(maxlen=settings.log_records)
         self._count = 0
         self._answers = 0  # without summaries, so that summaries do not change the ids of tool calls
-        self.departure_count = 0
 
     @property
     def log(self) -> tuple[SeenRequest, ...]:
@@ -282,10 +210,8 @@ class DemoProvider:
                 await receive()
                 await send({"type": f"lifespan.{event}.complete"})
         elif scope["type"] == "http":
-            try:
+            with suppress(ClientDepartedError):
                 await self._route_request(scope, DemoClient(receive, send))
-            except ClientDepartedError:
-                self.departure_count += 1
 
     async def _route_request(self, scope: Scope, client: DemoClient) -> None:
         match scope["method"], scope["path"].rstrip("/").rsplit("/", 2)[1:]:
@@ -308,11 +234,11 @@ class DemoProvider:
         refusal = refusal or validation.validate_request(body)
         if not refusal:
             seen, refusal = self._check_prompt(body, seen)
-        fault, refusal = await self._begin_answer(seen, refusal, scope, client)
+        refusal = await self._begin_answer(seen, refusal, client)
         if refusal:
             await client.send_json(refusal.status, refusal.to_bytes())
         else:
-            await self._send_completion(body, seen, fault, client)
+            await self._send_completion(body, seen, client)
 
     async def _read_request(self, scope: Scope, client: DemoClient) -> SeenRequest:
         """Reads the body of a request. Returns the request, which gets the next number."""
@@ -333,45 +259,27 @@ class DemoProvider:
         return seen, refusal
 
     async def _begin_answer(
-        self, seen: SeenRequest, refusal: Refusal | None, scope: Scope, client: DemoClient
-    ) -> tuple[Fault, Refusal | None]:
-        """Chooses the fault of the response and logs the request. Waits if the fault delays the response.
+        self,
+        seen: SeenRequest,
+        refusal: Refusal | None,
+        client: DemoClient,  # noqa: ARG002 - a test double delays the response
+    ) -> Refusal | None:
+        """Logs a request before the provider responds to it. Returns the refusal to send, or None."""
+        status, code = (refusal.status, refusal.code or "") if refusal else (200, "")
+        self._log.append(replace(seen, status=status, code=code))
+        return refusal
 
-        Returns:
-            The fault, and the refusal to send; None if the request is not refused. If the provider already
-            refused the request (`refusal`), the response has no fault. An error status of the fault becomes a
-            refusal.
-        """
-        fault = self._settings.faults.get(seen.model) or self._settings.faults.get("*") or NO_FAULT
-        try:
-            fault = parse_fault(get_header(scope, FAULT_HEADER).decode("latin-1"), fault)
-        except ValueError as error:
-            refusal = refusal or Refusal(f"Invalid x-demo-fault: {error}")
-        if refusal:
-            fault = NO_FAULT
-        elif fault.status:
-            code = "rate_limit_exceeded" if fault.status == 429 else None
-            message = f"The demo provider returns {fault.status}, as requested."
-            refusal = Refusal(message, code=code, status=fault.status, kind="server_error")
-        status = refusal.status if refusal else 0 if fault.hang else 200
-        self._log.append(replace(seen, status=status, code=(refusal.code or "") if refusal else ""))
-        await client.wait(None if fault.hang else fault.first_byte_s)
-        return fault, refusal
-
-    async def _send_completion(
-        self, body: JsonObject, seen: SeenRequest, fault: Fault, client: DemoClient
-    ) -> None:
+    async def _send_completion(self, body: JsonObject, seen: SeenRequest, client: DemoClient) -> None:
         reply = self._compose_reply(body, seen)
         envelope = chat.Envelope(f"chatcmpl-{seen.number:029d}", int(time.time()), seen.model)
         usage = chat.DemoUsage(
             seen.prompt_tokens, self._count_reply_tokens(reply, seen.model), seen.cached_tokens
         )
         if not body.get("stream"):
-            await send_body(client, chat.encode_completion(envelope, reply, usage), fault)
+            await client.send_json(200, chat.encode_completion(envelope, reply, usage))
             return
         includes_usage = (body.get("stream_options") or {}).get("include_usage")
-        events = chat.encode_stream(envelope, reply, usage if includes_usage else None)
-        await send_stream(client, (chat.DONE,) if fault.empty else events, fault)
+        await client.send_stream(chat.encode_stream(envelope, reply, usage if includes_usage else None))
 
     def _count_reply_tokens(self, reply: Reply, model: str) -> int:
         texts = [reply.text, *(part for call in reply.calls for part in (call.name, call.arguments))]
@@ -420,41 +328,9 @@ def parse_body(raw: bytes) -> tuple[JsonObject, Refusal | None]:
     return (body, None) if isinstance(body, dict) else ({}, validation.UNPARSED)
 
 
-def get_header(scope: Scope, name: bytes) -> bytes:
-    """Returns the values of a request header, joined by commas."""
-    return b",".join(value for own, value in scope["headers"] if own == name)
-
-
 def _get_output_tokens(body: JsonObject) -> int:
     tokens = body.get("max_completion_tokens") or body.get("max_tokens") or 0
     return tokens if isinstance(tokens, int) else 0
-
-
-async def send_stream(client: DemoClient, events: Iterable[bytes], fault: Fault) -> None:
-    """Streams events to the client.
-
-    If the fault cuts the stream, returns before the body is complete. The server then closes the connection.
-    """
-    await client.start(200, b"text/event-stream; charset=utf-8")
-    for index, event in enumerate(events):
-        if index == fault.cut_after:
-            return
-        await client.wait(fault.chunk_s if index else 0)
-        await client.send(GARBAGE if fault.garbage else event, more=True)
-    await client.send(b"")
-
-
-async def send_body(client: DemoClient, data: bytes, fault: Fault) -> None:
-    """Sends a response that is not streamed. If the fault cuts the response, sends only half of the body."""
-    if fault.garbage:
-        data = GARBAGE
-    if fault.empty:
-        data = b""
-    if fault.cut_after is None:
-        await client.send_json(200, data)
-        return
-    await client.start(200, b"application/json", len(data))
-    await client.send(data[: len(data) // 2], more=True)
 
 
 async def serve_provider(host: str, port: int, window: int) -> None:

@@ -399,7 +399,8 @@ class _FrontierReader:
             statements: The statements of this message.
             reply: The assistant's reply just before this message.
         """
-        waiting, failed_turns = self.waiting_requests, self._list_failed_turns()
+        waiting = self.waiting_requests
+        failed_turns = {turn for key, (turn, _) in self.loose_ends.items() if key != _PROMISE_KEY}
         requests_more = any(each.kind is StatementKind.REQUEST for each in statements)
         if reply.has_question and self.work.has_written:
             self._mark_answered([each for each in waiting if not each.statement.words & reply.question_words])
@@ -414,9 +415,6 @@ class _FrontierReader:
                 self._mark_unknown([each for each in waiting if each.turn < self.work.turn])
         elif len(text) > APPROVAL_CHARACTERS or not has_cue(fold_text(text), "approval"):
             self._mark_answered(waiting)
-
-    def _list_failed_turns(self) -> set[int]:
-        return {turn for key, (turn, _) in self.loose_ends.items() if key != _PROMISE_KEY}
 
     def _mark_answered(self, requests: Sequence[_OpenRequest]) -> None:
         """Marks requests as answered by the last reply.

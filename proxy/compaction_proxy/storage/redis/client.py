@@ -134,12 +134,6 @@ def _build_drop_idle(client: Redis) -> Callable[[], Awaitable[None]]:
     return lambda: client.connection_pool.disconnect(inuse_connections=False)
 
 
-def _build_retry() -> Retry:
-    # A command that timed out is not retried: the server may have executed it, and the caller's deadline has
-    # passed anyway.
-    return Retry(NoBackoff(), MAX_RETRIES, supported_errors=(RedisConnectionError,))
-
-
 def _build_connection_options() -> dict[str, Any]:
     return {
         # The caller's deadline (`resilient.run_with_deadline`) ends a command that takes too long. Unlike a
@@ -149,7 +143,9 @@ def _build_connection_options() -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_TIMEOUT_S,
         "socket_keepalive": True,
         "protocol": 2,  # RESP3 would add push messages, which the proxy does not need
-        "retry": _build_retry(),
+        # A command that timed out is not retried: the server may have executed it, and the caller's deadline
+        # has passed anyway.
+        "retry": Retry(NoBackoff(), MAX_RETRIES, supported_errors=(RedisConnectionError,)),
     }
 
 

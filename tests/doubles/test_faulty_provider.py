@@ -5,14 +5,10 @@ import httpx
 import pytest
 
 from compaction_proxy.cli.demo.chat import JsonObject
-from compaction_proxy.cli.demo.provider import (
-    DemoProvider,
-    DemoProviderSettings,
-    Fault,
-    parse_fault,
-)
+from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.types import TokenCounter
+from tests.doubles.faulty_provider import Fault, FaultyProvider, parse_fault
 
 BODY: JsonObject = {"model": "demo-agent", "messages": [{"role": "user", "content": "hello there " * 20}]}
 STREAM = {**BODY, "stream": True}
@@ -41,7 +37,7 @@ def test_an_unknown_word_is_an_error(text: str) -> None:
 
 
 async def test_a_status_is_answered_in_the_error_shape(words: TokenCounter) -> None:
-    answer = await ask(DemoProvider(DemoProviderSettings(words)), BODY, "status=503")
+    answer = await ask(FaultyProvider(DemoProviderSettings(words)), BODY, "status=503")
     assert answer.status_code == 503
     assert answer.json()["error"]["type"] == "server_error"
 
@@ -49,18 +45,18 @@ async def test_a_status_is_answered_in_the_error_shape(words: TokenCounter) -> N
 @pytest.mark.parametrize(("body", "fault"), [(STREAM, "cut=2"), (BODY, "cut")])
 async def test_a_cut_answer_stays_unfinished(words: TokenCounter, body: JsonObject, fault: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
-        await ask(DemoProvider(DemoProviderSettings(words)), body, fault)
+        await ask(FaultyProvider(DemoProviderSettings(words)), body, fault)
 
 
 async def test_a_hang_ends_when_the_client_leaves(words: TokenCounter) -> None:
-    provider = DemoProvider(DemoProviderSettings(words))
+    provider = FaultyProvider(DemoProviderSettings(words))
     with pytest.raises(httpx.ReadTimeout):
         await ask(provider, BODY, "hang", timeout_s=0.1)
     assert (provider.departure_count, provider.log[0].status) == (1, 0)
 
 
 async def test_a_client_that_leaves_mid_stream_ends_the_stream(words: TokenCounter) -> None:
-    provider = DemoProvider(DemoProviderSettings(words, faults={"*": Fault(chunk_s=0.05)}))
+    provider = FaultyProvider(DemoProviderSettings(words), {"*": Fault(chunk_s=0.05)})
     async with serve_embedded(provider) as url, httpx.AsyncClient(trust_env=False) as http:
         async with http.stream("POST", f"{url}/v1/chat/completions", json=STREAM) as answer:
             await anext(answer.aiter_raw())
@@ -72,24 +68,24 @@ async def test_a_client_that_leaves_mid_stream_ends_the_stream(words: TokenCount
 
 
 async def test_garbage_is_no_json(words: TokenCounter) -> None:
-    answer = await ask(DemoProvider(DemoProviderSettings(words)), BODY, "garbage")
+    answer = await ask(FaultyProvider(DemoProviderSettings(words)), BODY, "garbage")
     assert answer.status_code == 200
     with pytest.raises(ValueError):
         answer.json()
 
 
 async def test_an_empty_stream_has_only_its_end(words: TokenCounter) -> None:
-    answer = await ask(DemoProvider(DemoProviderSettings(words)), STREAM, "empty")
+    answer = await ask(FaultyProvider(DemoProviderSettings(words)), STREAM, "empty")
     assert answer.content == b"data: [DONE]\n\n"
 
 
 async def test_a_fault_may_concern_one_model_only(words: TokenCounter) -> None:
-    settings = DemoProviderSettings(words, faults={"demo-summary": Fault(status=500)})
-    assert (await ask(DemoProvider(settings), BODY, "")).status_code == 200
+    settings, faults = DemoProviderSettings(words), {"demo-summary": Fault(status=500)}
+    assert (await ask(FaultyProvider(settings, faults), BODY, "")).status_code == 200
     summary = {**BODY, "model": "demo-summary"}
-    assert (await ask(DemoProvider(settings), summary, "")).status_code == 500
+    assert (await ask(FaultyProvider(settings, faults), summary, "")).status_code == 500
 
 
 async def test_a_fault_that_does_not_exist_is_refused(words: TokenCounter) -> None:
-    answer = await ask(DemoProvider(DemoProviderSettings(words)), BODY, "nonsense")
+    answer = await ask(FaultyProvider(DemoProviderSettings(words)), BODY, "nonsense")
     assert answer.json()["error"]["message"] == "Invalid x-demo-fault: no such fault: nonsense"
