@@ -33,13 +33,17 @@ import httpx
 from PIL import Image
 from playwright.async_api import Browser, Page, async_playwright
 
-from compaction_proxy.cli.demo.provider import DemoProvider, DemoProviderSettings, Fault
+from compaction_proxy.cli.demo.provider import DemoProviderSettings
 from compaction_proxy.cli.demo.replies import load_script
 from compaction_proxy.cli.demo.run import build_opening, build_tool_message
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))  # for the tests' doubles
+
+from tests.doubles.faulty_provider import Fault, FaultyProvider  # noqa: E402
+
 JsonObject = dict[str, Any]
 FLAGS = (
     "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
@@ -295,7 +299,7 @@ async def pages(client: httpx.AsyncClient, proxy: Proxy) -> dict[str, str]:
         "conversations": "/conversations",
         "conversation": f"/conversations/{coding}",
         "transcript": f"/conversations/{service}/transcript",
-        "compaction": f"/conversations/{service}/compactions/{await newest_round(client, service)}",
+        "compaction": f"/conversations/{coding}/compactions/{await newest_round(client, coding)}",
         "search": f"/conversations/{service}/search?{urlencode({'q': QUERY, 'scope': 'tenant'})}",
         "search-message": await best_hit(client, service),
         "failures": "/failures",
@@ -348,7 +352,7 @@ def heavy(folder: Path) -> list[str]:
 async def main(conversations: Path, to: Path, only: Sequence[str], *, hold: bool) -> int:
     """Exit code 1 if a picture is too heavy."""
     counter = TiktokenCounter(lambda line: print(line, file=sys.stderr))  # noqa: T201 - a script prints
-    provider = DemoProvider(DemoProviderSettings(counter, PROVIDER_WINDOW_TOKENS, MODELS, FAULTS))
+    provider = FaultyProvider(DemoProviderSettings(counter, PROVIDER_WINDOW_TOKENS, MODELS), FAULTS)
     with tempfile.TemporaryDirectory() as scratch:
         async with serve_embedded(provider) as upstream, proxied(Path(scratch), upstream) as proxy:
             async with httpx.AsyncClient(base_url=proxy.url, timeout=60, trust_env=False) as client:
