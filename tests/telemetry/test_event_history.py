@@ -170,6 +170,23 @@ async def test_a_count_belongs_to_the_newest_round_of_its_number_where_the_place
     assert [event.tokens_real for event in await history.list_events(*WHO)] == [None, 55, None]
 
 
+async def test_only_a_compaction_in_use_is_counted_and_a_counted_one_is_in_use() -> None:
+    records = RecordStore(MemoryStore(), ignored)
+    history = EventHistory(records, DAY_S)
+    late = replace(made(2), round=1, outcome="scheduled")
+    joined = replace(made(3), outcome="scheduled")
+    for event in (made(1), late, joined):
+        await kept(records, ROOTS[0], event)
+    extended = replace(made(1), kind=MEASURED, at=4.0, place=place(77).hex(), tokens_real=55)
+    for event in (extended, replace(joined, kind=MEASURED, at=5.0, outcome="", tokens_real=66)):
+        await history.record_event("t_1", event)
+    assert await history.list_events(*WHO) == [
+        replace(made(1), tokens_real=55),
+        late,
+        replace(joined, outcome="applied", tokens_real=66),
+    ]
+
+
 async def test_a_round_of_an_older_version_has_no_place_and_is_history_all_the_same() -> None:
     records = RecordStore(MemoryStore(), ignored)
     await kept(records, ROOTS[0], replace(made(1), place=""))

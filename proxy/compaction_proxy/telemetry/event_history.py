@@ -19,10 +19,12 @@ import structlog
 
 from compaction_proxy.core import checkpoint
 from compaction_proxy.core.event import (
+    APPLIED,
     COMPACTED,
     FAILURE_KINDS,
     INSTALLED,
     MEASURED,
+    SCHEDULED,
     Event,
     from_fields,
     to_fields,
@@ -119,7 +121,7 @@ def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
     """Sorts events by time, oldest first, and merges later events about a compaction into its own event.
 
     The event of a compaction gets the outcome from a later `INSTALLED` event, and the upstream's token count
-    from a later `MEASURED` event. The result contains no `MEASURED` events, and at most one `INSTALLED` event
+    from a later `MEASURED` event, which also says that the compaction is in use. The result contains no `MEASURED` events, and at most one `INSTALLED` event
     for each checkpoint.
     """
     ordered = sorted(events, key=lambda event: event.at)
@@ -143,24 +145,25 @@ def _apply_outcome(round_event: Event, event: Event) -> Event:
     """
     if event.kind == INSTALLED:
         return replace(round_event, outcome=event.outcome)
-    return (
-        replace(round_event, tokens_real=event.tokens_real)
-        if round_event.tokens_real is None
-        else round_event
-    )
+    real = event.tokens_real if round_event.tokens_real is None else round_event.tokens_real
+    outcome = APPLIED if round_event.outcome == SCHEDULED else round_event.outcome
+    return replace(round_event, outcome=outcome, tokens_real=real)
 
 
 def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
     """Finds the compaction to which a later event belongs, by the id of its checkpoint (`place`).
 
-    If no id matches, finds the newest earlier compaction with the same strategy and number. Returns the key
-    of the compaction in `rounds`, or None if there is no such compaction.
+    If no id matches, finds the newest earlier compaction with the same strategy and number; for a token count,
+    only one that is in use, because a late summary can have the number of the extract that was used in its
+    place. Returns the key of the compaction in `rounds`, or None if there is no such compaction.
     """
     placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [
         index
         for index, event in rounds.items()
-        if (event.strategy, event.round) == (later.strategy, later.round) and event.at <= later.at
+        if (event.strategy, event.round) == (later.strategy, later.round)
+        and event.at <= later.at
+        and not (later.kind == MEASURED and event.outcome == SCHEDULED)
     ]
     return next(iter(placed or reversed(named)), None)
 
