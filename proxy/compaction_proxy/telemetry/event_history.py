@@ -121,8 +121,8 @@ def _sort_and_merge_outcomes(events: Iterable[Event]) -> list[Event]:
     """Sorts events by time, oldest first, and merges later events about a compaction into its own event.
 
     The event of a compaction gets the outcome from a later `INSTALLED` event, and the upstream's token count
-    from a later `MEASURED` event, which also says that the compaction is in use. The result contains no `MEASURED` events, and at most one `INSTALLED` event
-    for each checkpoint.
+    from a later `MEASURED` event, which also says that the compaction is in use. The result contains no
+    `MEASURED` events, and at most one `INSTALLED` event for each checkpoint.
     """
     ordered = sorted(events, key=lambda event: event.at)
     rounds = {index: event for index, event in enumerate(ordered) if event.kind == COMPACTED}
@@ -153,9 +153,9 @@ def _apply_outcome(round_event: Event, event: Event) -> Event:
 def _find_round_index(later: Event, rounds: Mapping[int, Event]) -> int | None:
     """Finds the compaction to which a later event belongs, by the id of its checkpoint (`place`).
 
-    If no id matches, finds the newest earlier compaction with the same strategy and number; for a token count,
-    only one that is in use, because a late summary can have the number of the extract that was used in its
-    place. Returns the key of the compaction in `rounds`, or None if there is no such compaction.
+    If no id matches, finds the newest earlier compaction with the same strategy and number. For a token
+    count, it must be in use: a late summary can have the number of the extract that was used in its place.
+    Returns the key of the compaction in `rounds`, or None if there is no such compaction.
     """
     placed = [index for index, event in rounds.items() if event.place and event.place == later.place]
     named = [

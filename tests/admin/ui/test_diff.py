@@ -25,8 +25,17 @@ def marked(text: str, *others: str) -> list[str]:
 
 
 def test_runs_of_three_words_are_kept_in_whatever_order_they_stand() -> None:
-    text = "first do this and then quickly that other thing"
-    assert marked(text, "That other thing! Later: do this and nothing") == ["do this and", "that other thing"]
+    text = "first deploy this service and then quickly that other thing"
+    assert marked(text, "That other thing! Later: deploy this service or not") == [
+        "deploy this service",
+        "that other thing",
+    ]
+
+
+def test_what_says_little_is_not_marked() -> None:
+    for trifle in ("let me read", r"({\n\t\t\tconst", ': "",', r": \"\"", "=====", "a: b = c;"):
+        assert marked(f"one {trifle} two", f"three {trifle} four") == [], trifle
+    assert marked(r'"read\n\tsrc/app.py\n"', "see src/app.py") == ["src/app.py"]
 
 
 def test_two_words_are_chance_but_a_path_or_a_number_is_not() -> None:
@@ -44,7 +53,7 @@ def test_the_pieces_make_up_the_text(text: str, other: str) -> None:
     assert all(piece.text for piece in found)
 
 
-@given(st.lists(st.sampled_from(["alpha", "beta", "gamma", "x.y/1"]), min_size=3, max_size=40))
+@given(st.lists(st.sampled_from(["alpha", "beta", "gamma", "x.yz/1"]), min_size=3, max_size=40))
 def test_a_text_is_kept_by_itself(words: list[str]) -> None:
     text = " ".join(words)
     assert marked(text, text) == [text]
@@ -96,14 +105,24 @@ def test_what_a_round_did_to_each_message_is_told_in_the_order_of_the_list() -> 
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        ("deploy", ["Deploy", "deployed"]),
+        ("deploys", ["Deploy", "deployed"]),
         ('"it works" ye*', ["it works", "yesterday"]),
+        ("what is it in the INNER", ["inner"]),
+        ("as it", ["it", "as", "it"]),
+        ("deploy_now camel", ["Deploy", "camelCase", "deployed"]),
+        ("\u4f60\u597d", ["\u4f60\u597d"]),
         ("(.*+[", []),
         ('""', []),
     ],
 )
-def test_words_and_phrases_of_a_query_are_highlighted(query: str, expected: list[str]) -> None:
-    text = "Deploy: it works, as redeploy and deployed yesterday"
+def test_words_forms_and_phrases_of_a_query_are_highlighted(query: str, expected: list[str]) -> None:
+    text = "Deploy: it works, as redeploy, into inner_camelCase, it deployed \u6211\u4f60\u597d yesterday"
     pieces = highlight_query(text, query)
     assert "".join(each.text for each in pieces) == text
     assert [each.text for each in pieces if each.is_shared] == expected
+    assert all(each.text for each in pieces)
+
+
+@given(st.text(max_size=200), st.text(max_size=50))
+def test_highlighting_keeps_the_text(text: str, query: str) -> None:
+    assert "".join(each.text for each in highlight_query(text, query)) == text

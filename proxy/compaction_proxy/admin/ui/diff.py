@@ -3,7 +3,8 @@
 A summary may mention facts in another order than the messages. A comparison that keeps the order (`difflib`)
 would miss most of these facts, and would take quadratic time. This module instead looks up sequences of three
 words, in linear time. A word counts as kept if it belongs to a sequence of three words that the other text
-contains. A distinctive word, such as a path or a number, counts as kept if the other text contains the word.
+contains, and that has enough letters and digits to say something. A distinctive word, such as a path or a
+number, counts as kept if the other text contains the word.
 """
 
 import re
@@ -16,16 +17,21 @@ from typing import Literal
 from compaction_proxy.admin.ui.markdown import Block, parse_markdown, parse_plain
 from compaction_proxy.recall.archive import RemovedMessage
 from compaction_proxy.recall.round_detail import STAND_IN, VisibleMessage
+from compaction_proxy.recall.stems import find_word_root
+from compaction_proxy.recall.tokenize import parse_query, split_terms
 
 RUN_WORDS = 3
 # Maximum characters of each of two compared texts. Further characters count as not contained in the other
 # text. With this limit, a comparison takes at most 100 ms on one processor core.
 MAX_COMPARED_CHARACTERS = 100_000
-# A distinctive word has at least `_DISTINCTIVE_CHARACTERS` characters and matches `_DISTINCTIVE`: it contains
-# a digit, a sign such as `/`, or a dot between letters.
+# Minimum number of letters and digits of a sequence of words that is compared.
+_RUN_CHARACTERS = 12
+# A distinctive word has at least `_DISTINCTIVE_CHARACTERS` letters and digits and matches `_DISTINCTIVE`: it
+# contains a digit, a sign such as `/`, or a dot between letters.
 _DISTINCTIVE_CHARACTERS = 4
 _DISTINCTIVE = re.compile(r"[\d/_\\@:=]|\w\.\w")
-_WORD = re.compile(r"[^\s\"'`()\[\]{}<>,;|*]+")
+# Matches a word, or escapes of a JSON text between words.
+_WORD = re.compile(r"(?:\\[nrt\"])+|((?:[^\s\"'`()\[\]{}<>,;|*\\]|\\(?![nrt\"]))+)")
 _ENDS = ".:!?-#="
 
 
@@ -62,8 +68,10 @@ def index_words(texts: Iterable[str]) -> DiffWords:
     distinctive: set[str] = set()
     remaining = MAX_COMPARED_CHARACTERS
     for text in texts:
-        words = [_normalize_word(match[0]) for match in _WORD.finditer(text[:remaining])]
-        runs.update(_iter_runs(words))
+        words = [_normalize_word(match[0]) for match in _find_words(text[:remaining])]
+        runs.update(
+            run for run in _iter_runs(words) if _count_letters_and_digits("".join(run)) >= _RUN_CHARACTERS
+        )
         distinctive.update(filter(_is_distinctive, words))
         remaining -= min(len(text), remaining)
     return DiffWords(runs, distinctive)
@@ -75,7 +83,7 @@ def split_pieces(text: str, other: DiffWords) -> list[DiffPiece]:
     Compares only the first `MAX_COMPARED_CHARACTERS` characters of `text`. The rest counts as not contained
     in `other`.
     """
-    matches = list(_WORD.finditer(text[:MAX_COMPARED_CHARACTERS]))
+    matches = _find_words(text[:MAX_COMPARED_CHARACTERS])
     kept = _find_kept([_normalize_word(match[0]) for match in matches], other)
     found: list[DiffPiece] = []
     pos = 0
@@ -99,8 +107,16 @@ def _find_kept(words: list[str], other: DiffWords) -> list[bool]:
     return kept
 
 
+def _find_words(text: str) -> list[re.Match[str]]:
+    return [match for match in _WORD.finditer(text) if match[1]]
+
+
 def _iter_runs(words: list[str]) -> Iterator[tuple[str, ...]]:
     return zip(words, words[1:], words[2:], strict=False)
+
+
+def _count_letters_and_digits(text: str) -> int:
+    return sum(map(str.isalnum, text))
 
 
 def _normalize_word(word: str) -> str:
@@ -109,7 +125,9 @@ def _normalize_word(word: str) -> str:
 
 
 def _is_distinctive(word: str) -> bool:
-    return len(word) >= _DISTINCTIVE_CHARACTERS and _DISTINCTIVE.search(word) is not None
+    return (
+        _DISTINCTIVE.search(word) is not None and _count_letters_and_digits(word) >= _DISTINCTIVE_CHARACTERS
+    )
 
 
 # Maximum characters that a page shows of a message that is not a replacement, and maximum number of removed
@@ -285,27 +303,34 @@ def _compare_messages(
     return shown
 
 
-# Maximum number of words and phrases of a query that a page highlights.
-MAX_HIGHLIGHTED = 20
-_QUERY_PART = re.compile(r'"([^"]+)"|(\S+)')
+_TEXT_RUN = re.compile(r"\d{1,3}(?:,\d{3})+|[^\W_]+")
 
 
 def highlight_query(text: str, query: str) -> list[DiffPiece]:
-    """Splits a text into the words that begin like a word of a query or are a phrase of it, and the rest.
+    """Splits a text into what matches a query, and the rest.
 
-    Case does not matter. The search also finds other forms of a word. They are not highlighted.
+    As in a search, the words of the query match other forms of these words, and stop words match only if the
+    query has no other words. Words with `*` match what begins like them, and phrases match as they are.
     """
-    parts = [match[1] or match[2].strip("*\"'.,;:?!()") for match in _QUERY_PART.finditer(query)]
-    words = [re.escape(each.strip()) for each in parts[:MAX_HIGHLIGHTED] if each.strip()]
-    if not words:
-        return [DiffPiece(text, is_shared=False)]
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(words, key=len, reverse=True))})\w*", re.IGNORECASE)
+    parsed = parse_query(query)
+    roots = set(map(find_word_root, parsed.words))
+    ranges: list[tuple[int, int]] = []
+    for start, terms in groupby(split_terms(text), key=lambda term: term.start):
+        found = [term.text for term in terms]
+        if any(each.startswith(parsed.prefixes) or find_word_root(each) in roots for each in found):
+            # A term of two characters can be a part of a text without spaces between words.
+            run, characters = _TEXT_RUN.match(text, start), max(map(len, found))
+            ranges.append((start, run.end() if run and characters > 2 else start + characters))
+    for phrase in parsed.phrases:
+        pattern = r"\s+".join(map(re.escape, phrase.split()))
+        ranges += [match.span() for match in re.finditer(pattern, text, re.IGNORECASE)]
     pieces: list[DiffPiece] = []
     pos = 0
-    for match in pattern.finditer(text):
-        pieces += [
-            DiffPiece(text[pos : match.start()], is_shared=False),
-            DiffPiece(match[0], is_shared=True),
-        ]
-        pos = match.end()
+    for start, stop in sorted(ranges, key=lambda each: (each[0], -each[1])):
+        if stop > pos:
+            pieces += [
+                DiffPiece(text[pos : max(pos, start)], is_shared=False),
+                DiffPiece(text[max(pos, start) : stop], is_shared=True),
+            ]
+            pos = stop
     return [each for each in (*pieces, DiffPiece(text[pos:], is_shared=False)) if each.text]
