@@ -113,6 +113,7 @@ def test_what_a_round_did_to_each_message_is_told_in_the_order_of_the_list() -> 
         ("\u4f60\u597d", ["\u4f60\u597d"]),
         ("(.*+[", []),
         ('""', []),
+        ("inner_camel deployed yesterday", ["Deploy", "inner_camelCase", "deployed", "yesterday"]),
     ],
 )
 def test_words_forms_and_phrases_of_a_query_are_highlighted(query: str, expected: list[str]) -> None:

@@ -405,7 +405,7 @@ async def test_a_round_is_shown_in_one_table_that_marks_what_was_kept() -> None:
     text = Read(page).text
     assert text.count("The deploy of") == 1
     for told in (
-        "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010.",
+        "102k → 31.9k 88 of 190 messages replaced. The upstream counted 32,010 for the first request",
         "paths 41 3 44", "written by this proxy", "the client's own", "Removed 2 messages Replaced by",
         "2 requests until it has paid for itself.", "1,026 more characters", "Price of the summary $0.01",
     ):  # fmt: skip
@@ -577,10 +577,53 @@ async def test_a_transcript_says_which_round_removed_a_message_and_which_message
     async with pages(FakeAdmin(sample())) as client:
         page = Read((await client.get(f"{ONE}/transcript")).text)
     assert (
-        "Kept by every compaction user 1 And now? Removed by Round 1 of anchored 18 Nov 11:06:40 user 2"
+        "Kept by every compaction user 1 And now? Removed by Round 1 of anchored 18 Nov 11:06:40 user 4"
         in page.text
     )
     assert f"{ONE}/messages/m_2" in links(page)
+    assert "1 to 3 of 3 stored messages" in page.text
+
+
+async def test_a_message_has_one_number_on_all_pages_and_leads_to_its_place_in_the_transcript() -> None:
+    answers = sample()
+    removed = answers["list_archived_messages"]
+    later = [
+        replace(removed[0], message=replace(removed[0].message, id=f"m_later{n}", index=n, text=" "))
+        for n in range(5, 150)
+    ]
+    answers["list_archived_messages"] = [*removed, *later]
+    async with pages(FakeAdmin(answers)) as client:
+        for path, told in (
+            ("search?q=said", "tool 5 removed by round 1 of anchored"),
+            ("messages/m_2", "Removed message 5"),
+            (f"compactions/{PLACE}", "tool 5 exit 1"),
+        ):
+            assert told in Read((await client.get(f"{ONE}/{path}")).text).text, path
+        message = Read((await client.get(f"{ONE}/messages/m_2?q=exit&scope=tenant")).text)
+        page = Read((await client.get(f"{ONE}/transcript?message=130")).text)
+    assert f"{ONE}/transcript?message=5#message-5" in links(message)
+    assert f"{ONE}/search?q=exit&scope=tenant" in links(message)
+    assert "101 to 148 of 148 stored messages" in page.text
+    assert "user 130 empty" in page.text
+    assert "message-130" in {each.get("id") for each in page.all("article")}
+
+
+async def test_a_search_says_which_words_no_excerpt_has_and_which_hits_have_none() -> None:
+    answers = sample()
+    answers["search_archive"] += [replace(answers["search_archive"][0], snippet="exit 1", round=0)]
+    answers["get_overview"] = replace(answers["get_overview"], totals=Totals(name="build"))
+    async with pages(FakeAdmin(answers)) as client:
+        page = Read((await client.get(f"{ONE}/search?q=it said HAT229&scope=tenant")).text)
+        answers["search_archive"] = []
+        nothing = Read((await client.get(f"{ONE}/search?q=a")).text).text
+        answers["list_compactions"] = []
+        never = Read((await client.get(f"{ONE}/search?q=a")).text).text
+    assert "Conversations / build Search the removed messages" in page.text
+    assert "2 messages, as excerpts. No excerpt contains: hat229." in page.text
+    assert "11:06:40 , this conversation said 502" in page.text
+    assert "shortened, 18 Nov 11:06:40 , this conversation, found by the messages next to it" in page.text
+    assert "No removed message matches “a”." in nothing
+    assert "No compaction has removed messages of this conversation yet." in never
 
 
 async def test_hits_are_marked_link_to_the_message_and_to_the_search() -> None:

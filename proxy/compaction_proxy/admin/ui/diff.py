@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby, pairwise
 from typing import Literal
 
 from compaction_proxy.admin.ui.markdown import Block, parse_markdown, parse_plain
@@ -303,7 +303,15 @@ def _compare_messages(
     return shown
 
 
+# Matches what joins the words of one name, such as a path.
+_JOINT = re.compile(r"(?:[^\w\s]|_){1,2}")
 _TEXT_RUN = re.compile(r"\d{1,3}(?:,\d{3})+|[^\W_]+")
+
+
+def find_missing_words(query: str, texts: Iterable[str]) -> list[str]:
+    """Returns the words of a query of which no text contains a form."""
+    found = {find_word_root(term.text) for text in texts for term in split_terms(text)}
+    return [each for each in parse_query(query).words if find_word_root(each) not in found]
 
 
 def highlight_query(text: str, query: str) -> list[DiffPiece]:
@@ -324,13 +332,13 @@ def highlight_query(text: str, query: str) -> list[DiffPiece]:
     for phrase in parsed.phrases:
         pattern = r"\s+".join(map(re.escape, phrase.split()))
         ranges += [match.span() for match in re.finditer(pattern, text, re.IGNORECASE)]
-    pieces: list[DiffPiece] = []
-    pos = 0
-    for start, stop in sorted(ranges, key=lambda each: (each[0], -each[1])):
-        if stop > pos:
-            pieces += [
-                DiffPiece(text[pos : max(pos, start)], is_shared=False),
-                DiffPiece(text[max(pos, start) : stop], is_shared=True),
-            ]
-            pos = stop
-    return [each for each in (*pieces, DiffPiece(text[pos:], is_shared=False)) if each.text]
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        before, pos = merged[-1] if merged else (0, -1)
+        if start <= pos or (merged and _JOINT.fullmatch(text, pos, start)):
+            merged[-1] = (before, max(pos, stop))
+        else:
+            merged.append((start, stop))
+    edges = [0, *chain.from_iterable(merged), len(text)]
+    pieces = [DiffPiece(text[slice(*pair)], bool(n % 2)) for n, pair in enumerate(pairwise(edges))]
+    return [each for each in pieces if each.text]

@@ -51,6 +51,7 @@ from compaction_proxy.admin.ui.charts import (
 from compaction_proxy.admin.ui.diff import (
     MAX_SHOWN_CHARACTERS,
     build_round_view,
+    find_missing_words,
     highlight_query,
     show_message,
 )
@@ -112,7 +113,7 @@ STRATEGY_NAMES = {"": "Any strategy", **{name: name for name in STRATEGIES}}
 # Fields of the form on the page of conversations that select conversations by what a reader types.
 _TYPED_FILTERS = ("q", "model", "key", "label")
 # Maps each scope of a search to its name on the page.
-SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this tenant"}
+SCOPES = {"conversation": "this conversation", "tenant": "all conversations of this client key"}
 # Maps each action to the confirmation that a page then shows. The query parameter `done` names the action.
 # The state of a conversation, which its page always shows, confirms the other actions.
 ACTION_MESSAGES = {
@@ -511,6 +512,7 @@ class PageRoutes:
     async def show_transcript(self, request: Request) -> Response:
         """Shows the messages of a conversation, as far as they are stored, and which rounds removed them.
 
+        The query parameter `message`, the number of a message, selects the part of the list that contains it.
         Only messages of the last compaction and before are stored.
         """
         name = request.path_params["name"]
@@ -521,12 +523,18 @@ class PageRoutes:
         detail = (await self.api.queries.get_compaction(name, current.place))[1] if current else None
         lines = build_transcript(removed, detail.visible_messages if detail else ())
         offset = _parse_number(request.query_params.get("offset", ""))
+        if number := _parse_number(request.query_params.get("message", "")):
+            offset = sum(index < number - 1 for index, *_ in lines) // MESSAGES_PER_PAGE * MESSAGES_PER_PAGE
         page = lines[offset : offset + MESSAGES_PER_PAGE]
         return await self.templates.render_page(
             "transcript.html",
             at="conversations",
             name=name,
-            lines=[(place, await asyncio.to_thread(show_message, message)) for place, message in page],
+            title=await self._find_title(name),
+            lines=[
+                (index, place, await asyncio.to_thread(show_message, message))
+                for index, place, message in page
+            ],
             rounds={each.event.place: each.event for each in rounds},
             current=current,
             offset=offset,
@@ -542,7 +550,13 @@ class PageRoutes:
             build_round_view, made.event.summary, detail.removed, detail.visible_messages
         )
         return await self.templates.render_page(
-            "compaction.html", at="conversations", name=name, made=made, event=made.event, view=view
+            "compaction.html",
+            at="conversations",
+            name=name,
+            title=await self._find_title(name),
+            made=made,
+            event=made.event,
+            view=view,
         )
 
     async def show_prompts(self, request: Request) -> Response:
@@ -564,7 +578,10 @@ class PageRoutes:
             at="conversations",
             name=name,
             query=query,
+            title=await self._find_title(name),
             hits=[(each, highlight_query(each.snippet, query)) for each in hits],
+            missing=find_missing_words(query, [each.snippet for each in hits]),
+            has_compactions=hits or everywhere or await self.api.queries.list_compactions(name),
             is_cut=len(hits) == MAX_HITS,
             link=urlencode({"q": query, "scope": scope}),
             scope=scope,
@@ -584,12 +601,19 @@ class PageRoutes:
             "message.html",
             at="conversations",
             name=name,
+            title=await self._find_title(name),
             message=found.message,
             round=found.round,
             pieces=await asyncio.to_thread(highlight_query, found.message.text[:limit], query),
             left_out=0 if limit is None else max(0, len(found.message.text) - limit),
-            query=urlencode({"q": query, "whole": ""}),
+            query=query,
+            search=urlencode({"q": query, "scope": _choose_value(request, "scope", SCOPES)}),
         )
+
+    async def _find_title(self, name: str) -> str:
+        """Returns the title or name of a conversation if one is stored, else its id."""
+        totals = (await self.api.commands.get_overview(name)).totals
+        return totals.title or totals.name or name
 
     async def show_failures(self, request: Request) -> Response:
         """Shows failures of upstreams, requests that failed open, and failures of compactions, by cause.
@@ -789,10 +813,10 @@ def group_failures(events: Iterable[Event]) -> list[FailureGroup]:
 
 def build_transcript(
     removed: Sequence[RecalledMessage], visible: Sequence[VisibleMessage]
-) -> list[tuple[str, RemovedMessage | VisibleMessage]]:
-    """Returns the messages of a conversation, each with the checkpoint id of the compaction that removed it.
+) -> list[tuple[int, str, RemovedMessage | VisibleMessage]]:
+    """Returns the messages of a conversation, each with its index and the checkpoint id of its compaction.
 
-    The id is empty for a message that no compaction has removed.
+    The compaction is the one that removed the message. The id is empty if no compaction has removed it.
 
     Args:
         removed: Messages that compactions removed. If several messages have the same index, the function
@@ -806,7 +830,7 @@ def build_transcript(
     kept = [each for each in visible if each.origin == KEPT and each.id not in known]
     free = (index for index in count() if index not in placed)
     placed |= {index: ("", each) for index, each in zip(free, kept, strict=False)}
-    return [placed[index] for index in sorted(placed)]
+    return [(index, *placed[index]) for index in sorted(placed)]
 
 
 EXAMPLE_WINDOW_TOKENS = 8_000
