@@ -260,7 +260,7 @@ def format_age(timestamp: float | None, now: float) -> str:
 
 
 def format_setting(value: object) -> str:
-    """Formats a configuration value, given as a JSON value. Joins the items of a list with commas."""
+    """Formats a configuration value, given as a JSON value: items with commas, mappings in braces."""
     match value:
         case None:
             return "unset"
@@ -271,7 +271,8 @@ def format_setting(value: object) -> str:
         case list():
             return ", ".join(map(format_setting, value)) or "none"
         case dict():
-            return ", ".join(f"{name}: {format_setting(each)}" for name, each in value.items()) or "none"
+            items = ", ".join(f"{name}: {format_setting(each)}" for name, each in value.items())
+            return f"{{{items}}}" if items else "none"
     return str(value)
 
 

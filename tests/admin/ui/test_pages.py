@@ -15,7 +15,7 @@ from compaction_proxy.admin.queries import (
     ConversationPage,
     StatisticsReport,
 )
-from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES
+from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES, STRATEGY_HINTS
 from compaction_proxy.admin.ui.templates import STATIC_FOLDER
 from compaction_proxy.compaction.commands import ConversationOverview
 from compaction_proxy.compaction.directives import Directives
@@ -23,6 +23,7 @@ from compaction_proxy.config.config import Config
 from compaction_proxy.core.errors import RequestRefusedError, SearchUnavailableError, StoreUnavailableError
 from compaction_proxy.core.event import COMPACTED, Event, to_fields
 from compaction_proxy.core.problem import Problem
+from compaction_proxy.core.strategies import STRATEGIES
 from compaction_proxy.recall.archive import ArchivedRound, RecalledMessage, RemovedMessage
 from compaction_proxy.recall.round_detail import RoundDetail
 from compaction_proxy.replay.jobs import ReplayJob
@@ -412,6 +413,29 @@ async def test_a_round_is_shown_in_one_table_that_marks_what_was_kept() -> None:
         assert told in text, told
 
 
+async def test_the_settings_keep_the_nesting_of_values_and_say_what_a_cached_token_costs() -> None:
+    models = {f"m-{n}": {"window": 9_000, "prices": {"input": 2.5, "output": 9.0}} for n in (1, 2)}
+    row = replace(sample()["list_models"][0], input_usd=2.5, cached_usd=2.5)
+    answers = {
+        **sample(),
+        "settings": AdminSettings(Config.model_validate({"models": models})),
+        "list_models": [row],
+    }
+    async with pages(FakeAdmin(answers)) as client:
+        page = Read((await client.get("/ui/settings")).text)
+        answers["list_models"] = []
+        unused = Read((await client.get("/ui/settings")).text).text
+    assert "$2.50 $2.50 as input" in page.text
+    for number in (1, 2):
+        assert f"m-{number}: {{window: 9000, prices: {{input: 2.5, output: 9.0}}}}" in page.text
+    assert {"Value", "Origin"} <= {each.get("data-label") for each in page.all("td")}
+    assert "models: my-model: {window: 128000" in unused
+
+
+def test_every_strategy_has_a_hint() -> None:
+    assert list(STRATEGY_HINTS) == list(STRATEGIES)
+
+
 async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it() -> None:
     api = FakeAdmin(sample())
     pasted = '{"model": "m", "messages": [{"role": "user", "content": "a&b=c"}], "stream": true}'
@@ -619,7 +643,7 @@ async def test_a_search_says_which_words_no_excerpt_has_and_which_hits_have_none
         answers["list_compactions"] = []
         never = Read((await client.get(f"{ONE}/search?q=a")).text).text
     assert "Conversations / build Search the removed messages" in page.text
-    assert "2 messages, as excerpts. No excerpt contains: hat229." in page.text
+    assert "2 messages, as excerpts · no excerpt contains: hat229 ·" in page.text
     assert "11:06:40 , this conversation said 502" in page.text
     assert "shortened, 18 Nov 11:06:40 , this conversation, found by the messages next to it" in page.text
     assert "No removed message matches “a”." in nothing
@@ -661,7 +685,14 @@ async def test_the_playground_offers_only_conversations_whose_messages_are_store
     async with pages(FakeAdmin(answers)) as client:
         page = Read((await client.get("/ui/playground")).text)
         example = Read((await client.get("/ui/playground?example")).text)
+        linked = [Read((await client.get(f"/ui/playground?conversation={NAME}")).text)]
+        answers["list_compactions"] = []
+        linked.append(Read((await client.get(f"/ui/playground?conversation={NAME}")).text))
     assert [each["value"] for each in page.all("option")] == ["", NAME]
+    chosen = [[each["value"] for each in shown.all("option") if "selected" in each] for shown in linked]
+    assert chosen == [[NAME], []]
+    assert "This conversation was not compacted yet" in linked[1].text
+    assert "prune: the task and the newest messages; no summary" in page.text
     messages = json.loads(example.text[example.text.index("[ {") : example.text.rindex("} ]") + 3])
     assert [each["role"] for each in messages[:4]] == ["system", "user", "assistant", "tool"]
 

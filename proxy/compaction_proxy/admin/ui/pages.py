@@ -110,6 +110,16 @@ EXCHANGE_COLUMNS = {
 
 STATUSES = {"": "Any status", **{str(each): f"{text} ({each})" for each, text in STATUS_TEXTS.items()}}
 STRATEGY_NAMES = {"": "Any strategy", **{name: name for name in STRATEGIES}}
+# Maps each strategy to what it leaves of a conversation.
+STRATEGY_HINTS = {
+    "anchored": "one record for each compaction, the user's own words, the newest messages",
+    "full": "one summary with the last request",
+    "selective": "all user messages, and a digest of what is between them",
+    "split": "a summary, and the newest half",
+    "prune": "the task and the newest messages; no summary",
+    "iterations": "a summary, and the last steps of an agent",
+    "chained": "one summary that grows with each compaction, the newest messages",
+}
 # Fields of the form on the page of conversations that select conversations by what a reader types.
 _TYPED_FILTERS = ("q", "model", "key", "label")
 # Maps each scope of a search to its name on the page.
@@ -711,13 +721,15 @@ class PageRoutes:
 
         The query parameter `conversation` selects a stored conversation, and `example` fills in a transcript.
         """
-        name = request.query_params.get("conversation", "")
+        name, trouble = request.query_params.get("conversation", ""), ""
+        if name and await get_or_none(self.api.queries.list_compactions(name)) == []:
+            name, trouble = "", "This conversation was not compacted yet, so none of its messages are stored."
         form = PlaygroundForm(conversation=name)
         if request.query_params.get("example") is not None:
             form = PlaygroundForm(
                 transcript=build_example(), strategies=("anchored", "prune"), window=EXAMPLE_WINDOW_TOKENS
             )
-        return await self._render_playground(form)
+        return await self._render_playground(form, trouble=trouble)
 
     async def run_replay(self, request: Request) -> Response:
         """Runs the replay that the form describes. Shows the form again, with the results or an error.
@@ -752,7 +764,7 @@ class PageRoutes:
             wanted=wanted,
             results=results,
             strategies_chart=build_strategies_chart(results),
-            strategies=tuple(STRATEGIES),
+            strategies=STRATEGY_HINTS,
             dashes=DASHES,
             # Messages of a conversation are stored only once it was compacted.
             conversations=[each for each in listed.rows if each.totals.rounds] if listed else (),
