@@ -114,7 +114,7 @@ STRATEGY_NAMES = {"": "Any strategy", **{name: name for name in STRATEGIES}}
 STRATEGY_HINTS = {
     "anchored": "one record for each compaction, the user's own words, the newest messages",
     "full": "one summary with the last request",
-    "selective": "all user messages, and a digest of what is between them",
+    "selective": "all user messages; a digest for each run of messages between them",
     "split": "a summary, and the newest half",
     "prune": "the task and the newest messages; no summary",
     "iterations": "a summary, and the last steps of an agent",
