@@ -413,6 +413,20 @@ async def test_a_round_is_shown_in_one_table_that_marks_what_was_kept() -> None:
         assert told in text, told
 
 
+async def test_a_summary_call_that_is_larger_than_the_request_is_explained() -> None:
+    answers = sample()
+    made, detail = answers["get_compaction"]
+    larger = made._replace(event=replace(made.event, prompt_tokens=103_000))
+    told = []
+    for record in (made, larger):
+        async with pages(FakeAdmin({**answers, "get_compaction": (record, detail)})) as client:
+            told.append(Read((await client.get(f"{ONE}/compactions/{PLACE}")).text).text)
+    explained = (
+        "900 out. Besides the instructions, the input can have original messages in place of shortened"
+    )
+    assert [explained in text for text in told] == [False, True]
+
+
 async def test_the_settings_keep_the_nesting_of_values_and_say_what_a_cached_token_costs() -> None:
     models = {f"m-{n}": {"window": 9_000, "prices": {"input": 2.5, "output": 9.0}} for n in (1, 2)}
     row = replace(sample()["list_models"][0], input_usd=2.5, cached_usd=2.5)
