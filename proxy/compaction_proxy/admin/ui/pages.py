@@ -390,14 +390,14 @@ class PageRoutes:
         period = read_period(request, queries.now())
         model, key = _read_query(request, "model"), _read_query(request, "key")
         step, start, end = period.step_s, period.start, period.end
-        over_time, by_model, by_key, labels, names, recent, (upstreams, _) = await asyncio.gather(
+        names = await get_or_none(queries.list_names())
+        over_time, by_model, by_key, labels, recent, (upstreams, _) = await asyncio.gather(
             get_or_none(
                 queries.get_statistics(start, end, "day" if step >= DAY_S else "hour", model=model, key=key)
             ),
             get_or_none(queries.get_statistics(start, end, "model", key=key)),
             get_or_none(queries.get_statistics(start, end, "key", model=model)),
             get_or_none(queries.list_key_labels()),
-            get_or_none(queries.list_names()),
             get_or_none(queries.list_recent_items(RECENT_EVENTS)),
             queries.list_upstream_failures(start, end),
         )
