@@ -23,7 +23,7 @@ from compaction_proxy.providers.windows import FALLBACK_WINDOW, WINDOWS
 from compaction_proxy.storage.keys import conversation_key, derive_client_key_name
 from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.telemetry.event_history import build_round_event_line
-from compaction_proxy.telemetry.usage import Totals
+from compaction_proxy.telemetry.usage import Caption, Totals
 from tests.helpers.watched import ORIGIN, PRICE, Prices, Watched
 
 NOW, DAY_S = 1_800_000_000.0, 86_400.0
@@ -202,6 +202,15 @@ async def test_a_client_key_has_the_labels_of_its_conversations(bench: Bench) ->
     await bench.exchange(TWO, NOW - 4, label="nightly")
     await bench.exchange(THREE, NOW - 3, label="desk")
     assert await bench.queries.list_key_labels() == {derive_client_key_name(TENANT): ["desk", "nightly"]}
+
+
+async def test_a_conversation_has_the_name_that_is_stored(bench: Bench) -> None:
+    for name, caption in ((ONE, Caption("desk", "Fix it")), (TWO, Caption("night")), (THREE, Caption())):
+        bench.parts.journal.record_exchange(
+            TENANT, name, ORIGIN, Exchange(NOW, "m", "none", 200), caption=caption
+        )
+    await bench.parts.journal.flush()
+    assert await bench.queries.list_names() == {ONE: "Fix it", TWO: "night", THREE: ""}
 
 
 async def test_models_are_those_that_are_named_or_were_used_of_late() -> None:

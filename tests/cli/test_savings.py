@@ -88,8 +88,8 @@ def test_an_upstream_for_which_list_prices_are_not_used_is_told_as_the_reason(
     total = {**TOTAL, "net_usd": None}
     script.put("GET", "/stats", {"rows": [], "total": total, "list_prices": False})
     reason = (
-        "list prices do not apply to an upstream on this machine or network; set upstream.prices: list or "
-        "models.*.prices"
+        "list prices do not apply to an upstream on this machine or network; set `upstream.prices: list` or "
+        "`models.*.prices` in config.yaml"
     )
     assert reason in run("savings", "--url", script.url).stdout.splitlines()
     assert (

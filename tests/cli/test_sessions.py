@@ -13,6 +13,7 @@ from typer.testing import Result
 
 import compaction_proxy
 from compaction_proxy.cli.sessions import format_conversation
+from compaction_proxy.support.formatting import describe_missing_price
 from tests.helpers.free_ports import find_free_port
 from tests.helpers.scripted_admin import Scripted
 
@@ -80,8 +81,8 @@ def test_show_has_tokens_and_the_reason_where_there_is_no_price(script: Scripted
         "30,000", "1,500", "28,500",
     ]  # fmt: skip
     assert figures["net saved"] == (
-        "n/a: list prices do not apply to an upstream on this machine or network; set upstream.prices: "
-        "list or models.*.prices"
+        "n/a: list prices do not apply to an upstream on this machine or network; set `upstream.prices: "
+        "list` or `models.*.prices` in config.yaml"
     )
     assert not {"cost", "summaries"} & set(figures)
 
@@ -97,7 +98,7 @@ def test_show_says_with_what_a_small_request_was_compared(script: Scripted, run:
     small = {"status": "none", "reason": "small", "request_bytes": 38_851, "prompt_tokens": 9_712}
     show = put_conversation(script, {"small_bytes": 73_453, "min_trigger": 88_500}, **small)
     figures = read_figures(run(*show).stdout)
-    assert figures["last request"] == "not inspected (small), 38,851 of at most 73,453 bytes"
+    assert figures["last request"] == "not inspected (small), 38,851 bytes; up to 73,453 need no compaction"
     assert figures["context now"] == ("9,712 tokens (counted by the provider); compacts at 88,500 tokens")
     totals = {"tokens_after": 12_000, "window": 128_000, "trigger": 90_000}
     figures = read_figures(run(*put_conversation(script, {"totals": totals})).stdout)
@@ -199,7 +200,7 @@ def test_show_prints_figures_rounds_and_pins_and_unknown_money_as_such(script: S
     figures = dict(line.split("  ", 1) for line in lines[: lines.index("")])
     assert {name: value.strip() for name, value in figures.items()}["cached"] == "50 %"
     assert [line for line in lines if line.startswith(("net saved", "user actions"))] == [
-        "net saved             n/a: the prices of all used models are unknown; set models.*.prices",
+        f"net saved             n/a: {describe_missing_price(list_prices=True)}",
         "user actions          bypass: requests are forwarded unchanged until `sessions resume`",
     ]
     assert lines[-1] == "p_1  never push to main"

@@ -238,6 +238,7 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             (StatisticsRow(say("gpt-5.6"), counters()), StatisticsRow("local", counters(unpriced=9_308))),
             counters(),
         ),
+        "list_names": {NAME: say("deploy")},
         "list_key_labels": {KEY: [say("team-a")]},
         "list_recent_items": [
             FeedItem("1", COMPACTION, to_fields(event)),

@@ -106,7 +106,7 @@ def test_one_is_not_many(count: float, told: str) -> None:
     [
         (None, 900, ""),
         (1_234, None, ", 1,234 bytes"),
-        (1_234, 9_000.5, ", 1,234 of at most 9,000 bytes"),
+        (1_234, 9_000.5, ", 1,234 bytes; up to 9,000 need no compaction"),
         (1_234, 900, ", 1,234 bytes"),  # the limit was another one when the request came
     ],
 )
@@ -123,7 +123,7 @@ def test_a_small_request_is_shown_with_what_it_was_compared_with(
         ((2, 2, 9), "all requests failed"),
         ((2, 1, 0), "the provider has not reported token counts (usage)"),
         ((0, 0, 0), "the provider has not reported token counts (usage)"),
-        ((2, 0, 9), "the prices of all used models are unknown; set models.*.prices"),
+        ((2, 0, 9), "the prices of all used models are unknown; set `models.*.prices` in config.yaml"),
     ],
 )
 def test_dollars_are_missing_for_a_reason(counts: tuple[int, int, int], reason: str) -> None:

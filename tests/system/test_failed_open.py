@@ -88,9 +88,14 @@ def test_both_pages_count_the_same_and_say_what_failed_and_what_still_applied(
         "went on without a compaction that was due: the summary model 2 (breaker-open), the summary model 1 "
     )
     told += "(http-500). Earlier compactions still applied to 1 of them. The others were sent unchanged."
-    assert f"Failed open 3 of 4 requests {told}" in overview
-    assert f"Failed open 3 requests 3 of 4 requests in the last 24 hours {told}" in failures
+    [events] = re.findall(
+        r"Compaction failures (\d+) events: a summary failed, or a request was sent", overview
+    )
+    assert f"Compaction {events} events" in failures
+    assert "without a compaction that was due (3 of 4 requests)" in overview
+    assert told.partition(": ")[2] in overview
+    assert f"Sent without a due compaction 3 requests 3 of 4 requests in the last 24 hours {told}" in failures
     assert failures.count("Earlier compactions still applied: ") == 1
     assert failures.count("The unchanged request.") == 2
-    for group in ("2 times The summary model: ", "1 time The summary model: "):
-        assert failures.count(f"Failed open {group}") == 1
+    for group in ("2 events The summary model: ", "1 event The summary model: "):
+        assert failures.count(f"Sent without a due compaction {group}") == 1

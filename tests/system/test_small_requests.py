@@ -73,9 +73,7 @@ def test_pages_and_api_say_that_a_small_request_was_not_inspected_and_how_large_
     shown = f"not inspected (small), {len(raw)} bytes"
     assert (exchange["status"], exchange["reason"], exchange["request_bytes"]) == ("none", "small", len(raw))
     page = read_text(proxy, f"/ui/conversations/{name}")
-    assert re.search(
-        rf"The last request: not inspected \(small\), {len(raw)} of at most [\d,]+ bytes\.", page
-    )
+    assert re.search(rf"The last request: {re.escape(shown)}; up to [\d,]+ need no compaction\.", page)
     assert re.search(r"Context now \d+ \d+ tokens, counted by the provider\.", page)
     assert re.search(r"Compacts at [\d,]+ tokens\.", page)
     assert f"{shown} " in page  # its row in the table of requests

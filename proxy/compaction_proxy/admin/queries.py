@@ -47,7 +47,8 @@ MAX_SEARCHED_TENANTS = 32
 # `list_models` lists the models that clients used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
 # `list_models` takes the context windows of models from the conversations that were used most recently. This
-# is the maximum number of conversations that it reads for this.
+# is the maximum number of conversations that it reads for this. `list_key_labels` and `list_names` read as
+# many.
 MAX_WINDOW_SAMPLES = 200
 # Length of a checkpoint id, in bytes.
 _PLACE_BYTES = 64
@@ -334,6 +335,14 @@ class ConversationQueries:
             if each.totals.label and each.totals.label not in known:
                 known.append(each.totals.label)
         return labels
+
+    async def list_names(self) -> dict[str, str]:
+        """Returns the stored title or name of each of the conversations that were used most recently.
+
+        The text is empty for a conversation without either.
+        """
+        rows = await self._list_with_totals(MAX_WINDOW_SAMPLES)
+        return {each.id: each.totals.title or each.totals.name for each in rows}
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the latest events of all conversations, at most `limit`, newest first.

@@ -111,8 +111,8 @@ ROUND_STATE_TEXTS = {
 EVENT_KIND_TEXTS = {
     "compacted": "Compacted",
     "failed": "Compaction failed",
-    "failed-open": "Failed open",
-    "over-limit": "Over the limit",
+    "failed-open": "Sent without a due compaction",
+    "over-limit": "Sent although too long",
     "recovered": "Recovered",
     "installed": "In use",
     "measured": "Measured",
@@ -328,8 +328,9 @@ def describe_status(status: str, reason: str, size_bytes: int | None, most_bytes
     if reason == "small":
         if size_bytes is None:
             return "not inspected (small)"
-        most = f" of at most {format_count(most_bytes)}" if most_bytes and most_bytes >= size_bytes else ""
-        return f"not inspected (small), {format_count(size_bytes)}{most} bytes"
+        limit = f"; up to {format_count(most_bytes)} need no compaction"
+        limit = limit if most_bytes and most_bytes >= size_bytes else ""
+        return f"not inspected (small), {format_quantity(size_bytes, 'byte')}{limit}"
     return f"{status} {reason}" if reason else status
 
 
@@ -375,10 +376,10 @@ def describe_request_after_undo(remaining: int | None, hard_tokens: int | None, 
 def describe_missing_price(*, list_prices: bool) -> str:
     """Returns why no price is known. `list_prices` says whether the shipped list of prices is used."""
     if list_prices:
-        return "the prices of all used models are unknown; set models.*.prices"
+        return "the prices of all used models are unknown; set `models.*.prices` in config.yaml"
     return (
-        "list prices do not apply to an upstream on this machine or network; set upstream.prices: list or "
-        "models.*.prices"
+        "list prices do not apply to an upstream on this machine or network; set `upstream.prices: list` or "
+        "`models.*.prices` in config.yaml"
     )
 
 

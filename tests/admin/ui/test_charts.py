@@ -81,6 +81,24 @@ def test_rounds_of_two_strategies_are_marked_apart_on_the_chart() -> None:
     assert chart["places"] == [None, "full-1", None, "split-1"]
 
 
+def test_a_shortening_is_marked_without_a_number_at_the_request_for_which_it_was_made() -> None:
+    def compacted(number: int, request: str, model: str) -> CompactionRecord:
+        event = Event(
+            COMPACTED, 1.0, request=request, round=number, strategy="anchored", place=request, model=model
+        )
+        return CompactionRecord(event, undone=False, pays_back_after=None, state="followed", used_at=1.0)
+
+    requests = [
+        exchange(float(at), strategy="anchored", round=number, request=f"r{at}")
+        for at, number in enumerate([None, None, 1, 1, 1])
+    ]
+    rounds = [compacted(0, "r1", ""), compacted(1, "r2", "small"), compacted(1, "r4", "")]
+    chart = json.loads(build_requests_chart(requests, rounds))
+
+    assert chart["marks"] == [None, 0, 1, None, 0]
+    assert chart["places"] == [None, "r1", "r2", None, "r4"]
+
+
 def test_a_number_that_was_given_again_leads_to_the_round_that_the_request_used() -> None:
     def compacted(at: float, request: str = "") -> CompactionRecord:
         event = Event(COMPACTED, at, request=request, round=1, strategy="anchored", place=f"made-{at:.0f}")

@@ -47,6 +47,7 @@ BARE = Event(COMPACTED, 1.0, place=PLACE)
 NOTHING: dict[str, Any] = {
     "get_statistics": StatisticsReport((), ExchangeCounters()),
     "list_key_labels": {},
+    "list_names": {},
     "list_archived_messages": [],
     "list_recent_items": [],
     "list_upstream_failures": ([], True),
@@ -126,8 +127,8 @@ async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_
 
 
 FEWER = (
-    "Providers read 59 % less than clients sent, summary calls included, in 4 rounds. 75 % of the input was "
-    "cached. Covers 9,300 of 9,311 requests. For the others, the token count is not known."
+    "Providers read 59 % less than clients sent, summary calls included, in 4 compactions. 75 % of the input "
+    "was cached. Covers 9,300 of 9,311 requests. For the others, the token count is not known."
 )
 
 
@@ -140,10 +141,12 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             "Covers 3 of 4 summary calls. For the others, the price or the token count is not known.",
             "Latest request in these figures: 18 Nov 11:06:20",
             f"4.1M → 1.7M {FEWER}",
-            "Time added by the proxy 1.8 ms Median of a request that did not wait for a compaction. p95: 6.0",
-            "2 requests waited for a compaction. Median: 5.0 s",
-            "Failed open 2 of 9,311 requests went on without a compaction that was due: the store 2 (store-",
-            "failed). Earlier compactions still applied to 1 of them. The others were sent unchanged.",
+            "Time added by the proxy 1.8 ms Median of a request without a new compaction. p95: 6.0",
+            "2 requests got a new compaction, or waited for one. Median: 5.0 s",
+            "Compaction failures 2 events: a summary failed, or a request was sent without a compaction that",
+            "was due (2 of 9,311 requests) or although it was too long (0). Without a due compaction:",
+            "Earlier compactions still applied to 1 of them. The others were sent unchanged. Failures",
+            "(store-failed) deploy 10 d ago",
             "local 9,311 4.1M of 9,300 requests 1.7M n/a n/a",
             "18 Nov 11:00:00 9,311 3 4,100,000 of 9,300 requests 1,700,000 1,200,000 4 6.0 ms $20.50 $12.41",
         ):  # fmt: skip
@@ -171,7 +174,7 @@ async def test_where_no_price_is_known_no_dollar_is_shown() -> None:
 LOCAL = Config.model_validate({"upstream": {"base_url": "http://127.0.0.1:9000/v1"}})
 UNUSED = (
     "No dollars: list prices do not apply to an upstream on this machine or network; set upstream.prices: "
-    "list or models.*.prices."
+    "list or models.*.prices in config.yaml."
 )
 
 
@@ -209,7 +212,7 @@ async def test_of_a_conversation_that_was_not_inspected_the_count_and_the_limits
     async with pages(FakeAdmin(answers)) as client:
         assert (
             "Context now 9.7k 9,712 tokens, counted by the provider. The last request: not inspected "
-            "(small), 38,851 of at most 84,998 bytes. Compacts at 88,500 tokens."
+            "(small), 38,851 bytes; up to 84,998 need no compaction. Compacts at 88,500 tokens."
         ) in Read((await client.get(ONE)).text).text
 
 
@@ -242,6 +245,39 @@ async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
         assert f"Net saved not known No dollars: t{reason}" in Read((await client.get(ONE)).text).text
 
 
+async def test_only_a_proxy_that_was_used_leads_to_a_longer_period() -> None:
+    for names, is_linked in (({}, False), ({NAME: ""}, True)):
+        async with pages(FakeAdmin(NOTHING | {"list_names": names})) as client:
+            assert ("Look at the last 30 days" in Read((await client.get("/ui")).text).text) is is_linked
+
+
+async def test_a_conversation_without_compactions_has_no_search_and_no_legend_for_what_is_not_drawn() -> None:
+    small = exchange(AT, reason="small", cached_tokens=0)
+    answers = sample() | {"list_compactions": [], "list_exchanges": [ExchangeEntry("t", NAME, small, None)]}
+    async with pages(FakeAdmin(answers)) as client:
+        text = Read((await client.get(ONE)).text).text
+    assert "Tokens of each request forwarded The same as a table" in text
+    assert "Search the removed messages" not in text
+
+
+async def test_a_last_request_that_is_too_long_leads_to_its_cause() -> None:
+    answers = sample()
+    [row] = answers["list_conversations"].rows
+    totals = replace(row.totals, status="over-limit", model="m/1&2")
+    answers["list_conversations"] = ConversationPage([row._replace(totals=totals)], None)
+    [*_, last] = answers["list_exchanges"]
+    answers["list_exchanges"] = [
+        last._replace(exchange=last.exchange._replace(status="over-limit", reason="nothing-to-take"))
+    ]
+    async with pages(FakeAdmin(answers)) as client:
+        assert "/ui/failures?since=30d&kind=over-limit&model=m%2F1%262" in links(
+            Read((await client.get("/ui/conversations")).text)
+        )
+        page = Read((await client.get(ONE)).text)
+    assert "The last request: too long, sent all the same: the request contains nothing that" in page.text
+    assert "/ui/failures?since=30d&kind=over-limit" in links(page)
+
+
 async def test_an_empty_proxy_says_what_to_do_next() -> None:
     async with pages(FakeAdmin(NOTHING)) as client:
         for path in ("/ui", "/ui/conversations"):
@@ -261,7 +297,8 @@ async def test_failures_of_upstreams_are_listed_by_cause_beside_those_of_compact
         "https://api.example:443 upstream answered 503 http-503 3 18 Nov 11:06:40",
         "Upstream 1,207 requests",
         "2 of 9,311 requests in the last 7 days went on without a compaction that was due: the store 2",
-        "Failed open 1 time The store: the store could not be read or written (store-failed)",
+        "Sent without a due compaction 1 event The store: the store could not be read or written (store-",
+        "(store-failed) 10 d ago · deploy · req-9",
     ):
         assert told in text, told
     assert "Nothing has failed" not in text
@@ -312,7 +349,7 @@ async def test_a_conversation_is_drawn_with_its_marks_and_told_as_a_table() -> N
         "18 Nov 11:06:40 earlier compaction used: above trigger 103,000 33,000 33,100 30,000 300 2.1 ms 200"
         in page.text
     )
-    assert "33k of 128k Compacts at 102,000 tokens. The client sent 103,000." in page.text
+    assert "33k of 128k Compacts at 102,000 tokens (the mark). The client sent 103,000." in page.text
     assert f"{ONE}/compactions/{PLACE}" in links(page)
     assert "Searches" not in page.text
 
@@ -683,12 +720,23 @@ async def test_failures_of_compactions_are_grouped_counted_and_filtered() -> Non
         every = Read((await client.get("/ui/failures")).text).text
         one = Read((await client.get("/ui/failures?kind=failed&model=m")).text).text
         none = Read((await client.get("/ui/failures?model=unused&kind=over-limit")).text).text
-    assert "Compaction 3 events Failed open 2 times" in every
-    assert "Compaction failed 1 time the summary was not ready" in every
-    assert "Compaction 1 event Compaction failed 1 time" in one
-    assert "Failed open 2 times" not in one
+    assert "Compaction 3 events Sent without a due compaction 2 events" in every
+    assert "Compaction failed 1 event the summary was not ready" in every
+    assert "Compaction 1 event Compaction failed 1 event" in one
+    assert "Sent without a due compaction 2 events" not in one
     assert "Upstream 1,207 requests" not in one
     assert "No such failure" in none
+
+
+async def test_the_failures_of_an_hour_that_the_period_overlaps_are_listed_as_they_are_counted() -> None:
+    answers = sample()
+    [failed] = answers["list_recent_items"][1:]
+    hour = AT // 3_600 * 3_600 - 3_600
+    answers["list_recent_items"] = [
+        failed._replace(fields={**failed.fields, "at": at}) for at in (AT, hour, hour - 1)
+    ]
+    async with pages(FakeAdmin(answers)) as client:
+        assert "Compaction 2 events" in Read((await client.get("/ui/failures?since=1h")).text).text
 
 
 async def test_the_playground_offers_only_conversations_whose_messages_are_stored() -> None:

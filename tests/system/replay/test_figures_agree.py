@@ -259,7 +259,7 @@ async def test_everybody_tells_the_same_of_a_replay(tmp_path: Path) -> None:
     for text in (overview, page):
         for name in ("net_usd", "gross_usd", "cache_loss_usd", "summary_usd"):
             assert formatting.format_usd(stats[name]) in text
-    assert f"in {rounds} rounds" in overview
+    assert f"in {rounds} compactions" in overview
     read = stats["tokens_after"] + stats["summary_prompt_tokens"]
     assert f"{stats['tokens_before']:,} {read:,} {stats['cached_tokens']:,}" in overview
     for line in exchanges["exchanges"]:

@@ -5,7 +5,6 @@
   const HEIGHT_PX = { large: 280, small: 190 };
   // With more columns than this, a chart shows areas: bars would be hairlines.
   const MAX_BARS = 90;
-  const HATCHED_PX = 9;
   // Smallest distances between two marks of compactions, and between two of their numbers.
   const MARK_PX = 9, NUMBER_PX = 18;
   const COLOURS = { sent: "--sent", forwarded: "--accent", cached: "--cached", trigger: "--ink", failed: "--bad", waiting: "--ink" };
@@ -77,45 +76,32 @@
     return format(date, { hour: "2-digit", minute: "2-digit" });
   }
 
-  function hatched() {
-    const tile = document.createElement("canvas");
-    const side = tile.width = tile.height = Math.round(6 * devicePixelRatio);
-    const brush = tile.getContext("2d");
-    brush.fillStyle = colour("--cached");
-    brush.fillRect(0, 0, side, side);
-    brush.strokeStyle = colour("--accent");
-    brush.lineWidth = devicePixelRatio;
-    brush.beginPath();
-    for (const at of [-side, 0, side]) { brush.moveTo(at, side); brush.lineTo(at + side, 0); }
-    brush.stroke();
-    return brush.createPattern(tile, "repeat");
-  }
-
-  // Draws a mark above each column with compactions, and the number of the compaction or of compactions.
+  // Draws a mark above each column with compactions, and the number of the compaction or of compactions. Where
+  // there is too little room, marks with a number come first.
   function drawMarks(marks, isRound) {
     return (chart) => {
       const brush = chart.ctx, ratio = devicePixelRatio, y = chart.bbox.top - 4 * ratio;
-      let mark = -Infinity, number = -Infinity;
+      const drawn = [], numbered = [];
+      const isFree = (x, taken, gap) => taken.every((each) => Math.abs(each - x) >= gap * ratio);
       brush.save();
       brush.fillStyle = colour("--ink");
       brush.textAlign = "center";
       brush.textBaseline = "alphabetic";
       brush.font = 11 * ratio + "px " + colour("--text");
-      marks.forEach((each, index) => {
-        if (each === null || (!isRound && !each)) return;
-        const x = chart.valToPos(chart.data[0][index], "x", true);
-        if (x - mark < MARK_PX * ratio) return;
-        mark = x;
+      for (const index of [...marks.keys()].sort((a, b) => !!marks[b] - !!marks[a])) {
+        const each = marks[index], x = chart.valToPos(chart.data[0][index], "x", true);
+        if (each === null || (!isRound && !each) || !isFree(x, drawn, MARK_PX)) continue;
+        drawn.push(x);
         brush.beginPath();
         brush.moveTo(x - 4 * ratio, y - 6 * ratio);
         brush.lineTo(x + 4 * ratio, y - 6 * ratio);
         brush.lineTo(x, y);
         brush.fill();
-        if ((isRound ? each : each > 1) && x - number >= NUMBER_PX * ratio) {
-          number = x;
+        if ((isRound ? each : each > 1) && isFree(x, numbered, NUMBER_PX)) {
+          numbered.push(x);
           brush.fillText(String(each), x, y - 10 * ratio);
         }
-      });
+      }
       brush.restore();
     };
   }
@@ -129,15 +115,14 @@
     };
   }
 
-  function buildSeries(each, index, data, place) {
+  function buildSeries(each, index, data) {
     const unit = UNITS[data.unit], ink = colour(COLOURS[each.sign] ?? (index % 2 ? "--ink" : "--accent"));
     const series = { label: each.name, value: (_, at) => (at == null ? "unknown" : unit(at)), points: { show: false } };
     if (each.look === "line") {
-      return { ...series, stroke: ink, width: 2, dash: each.dash, spanGaps: data.unit === "seconds", points: { show: data.unit === "seconds", size: 5, fill: ink } };
+      return { ...series, stroke: ink, width: 2, dash: each.dash, points: { show: data.unit === "seconds", size: 5, fill: ink } };
     }
     if (data.x.length > MAX_BARS) return { ...series, paths: uPlot.paths.stepped({ align: 1 }), fill: ink, width: 0 };
-    const isThin = (place.clientWidth / data.x.length) * 0.6 < HATCHED_PX;
-    return { ...series, paths: uPlot.paths.bars({ size: [each.sign === "sent" ? 0.86 : 0.6, 60], gap: 0 }), fill: each.sign === "cached" && !isThin ? hatched() : ink, width: 0 };
+    return { ...series, paths: uPlot.paths.bars({ size: [each.sign === "sent" ? 0.86 : 0.6, 60], gap: 0 }), fill: ink, width: 0 };
   }
 
   function buildOptions(data, place) {
@@ -152,7 +137,7 @@
       tzDate: (at) => (step >= DAY_S ? uPlot.tzDate(new Date(at * 1000), "Etc/UTC") : new Date(at * 1000)),
       series: [
         { label: step ? "from" : "request", value: (_, at) => (at == null ? "" : step ? formatColumn(at, step) : at) },
-        ...data.series.map((each, index) => buildSeries(each, index, data, place)),
+        ...data.series.map((each, index) => buildSeries(each, index, data)),
       ],
       axes: [
         { ...axis, grid: { show: false }, space: 64, values: (_, ticks) => ticks.map((at) => (step ? formatTick(at, step) : at % 1 ? "" : at)) },

@@ -3,7 +3,8 @@
 The templates write this data into an HTML attribute, and the script `static/pages.js` draws the chart. In the
 data, `x` has the numbers of requests, or the times at which columns start if `step` (the seconds that a
 column covers) is not 0. `series` has bars and lines over `x`. Their `sign` selects a colour. `unit` says how
-a value is written. `marks` has the compactions of each column, and `places` their checkpoint ids.
+a value is written. `marks` has the compactions of each column, and `places` their checkpoint ids. The chart
+of a conversation has only series with values.
 """
 
 import json
@@ -97,7 +98,7 @@ def build_period_charts(columns: Sequence[tuple[int, ExchangeCounters]], step: i
 
 def _build_failed_open_line(sums: Sequence[ExchangeCounters]) -> list[JsonObject]:
     values = [each.failed_open for each in sums]
-    return [_build_line("failed open", "waiting", values, _DASHED)] if any(values) else []
+    return [_build_line("without a due compaction", "waiting", values, _DASHED)] if any(values) else []
 
 
 def _build_bars(name: str, sign: str, values: Sequence[float | None]) -> JsonObject:
@@ -117,11 +118,12 @@ def build_requests_chart(exchanges: Sequence[Exchange], rounds: Sequence[Compact
     drawn = exchanges[-MAX_COLUMNS:]
     first = len(exchanges) - len(drawn)
     marks = _find_round_marks(exchanges, rounds)[first:]
-    series = [
+    bars = [
         _build_bars("client sent", "sent", [each.tokens_before for each in drawn]),
         _build_bars("forwarded", "forwarded", [_get_forwarded_tokens(each) for each in drawn]),
         _build_bars("cached", "cached", [each.cached_tokens for each in drawn]),
     ]
+    series = [each for each in bars if each["sign"] == "forwarded" or any(each["values"])]
     triggers = [each.trigger for each in drawn if each.trigger]
     largest = max((each.tokens_before or each.prompt_tokens or 0 for each in drawn), default=0)
     if triggers and min(triggers) <= 3 * largest:  # one far above everything would leave the bars no height
@@ -170,14 +172,14 @@ def _find_round_marks(
     """Returns, for each request, the number and the checkpoint id (`place`) of its new compaction.
 
     A compaction is new for the first request to which it is applied. For a request without a new compaction,
-    the entry is None. The number 0 means that the proxy only shortened tool results. The id is empty if it is
-    unknown.
+    the entry is None. The number 0 means that the proxy only shortened tool results, which has no number of
+    its own. The id is empty if it is unknown.
     """
     # Each strategy numbers its compactions from 1. After an undo, a number is given again.
     same_number: dict[tuple[str, int | None], list[Event]] = {}
     for made in rounds:
         same_number.setdefault((made.event.strategy, made.event.round), []).append(made.event)
-    shortened = {each.event.request: each.event.place for each in rounds if each.event.round == 0}
+    shortened = {each.event.request: each.event.place for each in rounds if not each.event.model}
     last = (exchanges[0].strategy, exchanges[0].round) if exchanges else None
     marks: list[tuple[int, str] | None] = []
     for each in exchanges:

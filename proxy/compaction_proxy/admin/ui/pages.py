@@ -78,6 +78,7 @@ from compaction_proxy.support.formatting import (
     encode_path_segment,
 )
 from compaction_proxy.telemetry.live_feed import FeedItem
+from compaction_proxy.telemetry.statistics import HOUR_S
 from compaction_proxy.wires.json.slices import find_members
 
 # Maps each period that a reader can choose to its name on the page. A custom period has two more parameters,
@@ -95,8 +96,8 @@ AGES = {"": "Any time", "1h": "Last hour", "24h": "Last 24 hours", "7d": "Last 7
 STATUS_TEXTS: Mapping[str, str] = {
     CompactionStatus.NONE: "sent unchanged",
     CompactionStatus.REUSED: "earlier compaction used",
-    CompactionStatus.APPLIED: "compacted now",
-    CompactionStatus.SCHEDULED: "next compaction being prepared",
+    CompactionStatus.APPLIED: "compacted",
+    CompactionStatus.SCHEDULED: "sent unchanged, near the trigger",
     CompactionStatus.SHADOW: "report only",
     CompactionStatus.BYPASSED: "bypassed",
     CompactionStatus.FAILED_OPEN: "compaction failed, request sent",
@@ -400,6 +401,7 @@ class PageRoutes:
         period = read_period(request, queries.now())
         model, key = _read_query(request, "model"), _read_query(request, "key")
         step, start, end = period.step_s, period.start, period.end
+        names = await get_or_none(queries.list_names())
         over_time, by_model, by_key, labels, recent, (upstreams, _) = await asyncio.gather(
             get_or_none(
                 queries.get_statistics(start, end, "day" if step >= DAY_S else "hour", model=model, key=key)
@@ -434,6 +436,7 @@ class PageRoutes:
                 key=lambda row: -int(row["tokens_before"]),
             ),
             events=[each for each in events if model in {"", each.asked}],
+            names=names or {},
             upstreams=upstreams,
             most_causes=OVERVIEW_CAUSES,
             charts=build_period_charts(columns, step),
@@ -492,6 +495,7 @@ class PageRoutes:
         exchanges = [each.exchange for each in stored]
         done = request.query_params.get("done", "")
         sized = (each for each in reversed(exchanges) if each.tokens_after or each.prompt_tokens)
+        chart = build_requests_chart(exchanges, rounds)
         return await self.templates.render_page(
             "conversation.html",
             at="conversations",
@@ -508,7 +512,8 @@ class PageRoutes:
             current=next((each.event for each in reversed(rounds) if each.state == "in-use"), None),
             taken_back=_find_last_undone(overview.directives, rounds),
             hard_tokens=estimate_hard_mark(self.api.settings.config, overview.totals),
-            requests_chart=build_requests_chart(exchanges, rounds),
+            requests_chart=chart,
+            signs={each["sign"] for each in json.loads(chart)["series"]} | ({"round"} if rounds else set()),
             # Columns in which no request has a value are left out.
             columns=[
                 (title, name)
@@ -633,22 +638,26 @@ class PageRoutes:
         queries = self.api.queries
         period = read_period(request, queries.now())
         model, kind = _read_query(request, "model"), _choose_value(request, "kind", FAILURE_KIND_NAMES)
-        failures, (upstreams, complete), sums = await asyncio.gather(
+        failures, names, (upstreams, complete), sums = await asyncio.gather(
             get_or_none(queries.list_recent_items(MAX_EVENTS, failures=True)),
+            get_or_none(queries.list_names()),
             queries.list_upstream_failures(period.start, period.end),
             get_or_none(queries.get_statistics(period.start, period.end, "total", model=model)),
         )
         found = [] if failures is None else _parse_events(failures)
-        events = [each for each in found if period.start <= each.at <= period.end]
-        names = [model, *(each.asked for each in events)]
-        names += [name for each in upstreams for name in each.models]
+        # Like the sums, in whole hours. So the overview counts the same events.
+        hours = range(int(period.start // HOUR_S), int(period.end // HOUR_S) + 1)
+        events = [each for each in found if each.at // HOUR_S in hours]
+        models = [model, *(each.asked for each in events)]
+        models += [name for each in upstreams for name in each.models]
         return await self.templates.render_page(
             "failures.html",
             at="failures",
             period=period,
             periods=PERIODS,
             model=model,
-            model_names=_list_choices("All models", names),
+            model_names=_list_choices("All models", models),
+            names=names or {},
             kind=kind,
             kinds=FAILURE_KIND_NAMES,
             query=urlencode({name: value for name, value in (("model", model), ("kind", kind)) if value}),
