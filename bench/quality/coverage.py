@@ -1,0 +1,348 @@
+"""How much of what the next turns use is at hand after compaction. No model is needed.
+
+    uv run python bench/quality/coverage.py [FOLDER] [--summary none] [--keep FILE] [--json FILE] [--show N]
+
+FOLDER holds conversations, one a line, `{id, messages, …}`; by default the small ones of `tests/fixtures`.
+Each is played as it grew through the installed command, as a process: a request for each user turn and for
+each cut. A cut is a place before an assistant message; cuts are spread evenly, and count if the proxy had
+removed something. The window is a quarter of the conversation, within `WINDOWS`.
+
+**Needed** are the values (`judge.py`) in the next five assistant messages, their texts and the arguments of
+their calls, that the conversation had shown before the cut. Values in the system prompt or in the tools are
+always there and do not count. Nor does a value that a user or a tool shows again before its use.
+**Removed** are those of the needed values that no message shows that was forwarded as the client sent it.
+
+The ways, for the same cuts:
+
+- `forwarded`: what reached the provider.
+- `forwarded + search`: the value is forwarded, or one call of the tool `memory_search` returns it. The query
+  is the line of the use without the values that are not forwarded, or the last words of the user if the line
+  has no other word.
+- `cut off`: the last characters of the conversation, as many as were forwarded.
+- `sliding window`: the newest whole messages that fit the window, less a quarter for the answer. That is more
+  text than was forwarded.
+- `own summary`: the summary that the client's own compaction wrote, and the messages after it. A row holds
+  them in `compactions`, `{summary, first_kept}`, by the index of the first message that was kept.
+
+`--keep FILE` keeps the judged cuts of each conversation, one a line, and leaves out conversations that are
+there. Figures are made from all lines. Intervals are of 95 %, by the bootstrap over conversations.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from frontier_lists import Forwarded
+from player import FIXTURES, MODEL, Player, open_player, read_rows
+from quality.judge import (
+    JsonObject,
+    cut_off,
+    find_interval,
+    find_share,
+    find_values,
+    holds,
+    is_fixed,
+    read_contents,
+    read_text,
+    slide,
+)
+
+from compaction_proxy.providers.tokenizers import TiktokenCounter
+
+AHEAD = 5
+WINDOWS = (6_000, 12_000, 24_000)
+WINDOW_SHARE, ANSWER_SHARE = 4, 0.25
+QUERY_WORDS = 24
+WAYS = ("forwarded", "forwarded + search", "cut off", "sliding window", "own summary")
+GOALS = {"forwarded": 0.80, "forwarded + search": 0.95}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A value that an assistant message uses.
+
+    Attributes:
+        value: The value.
+        line: Where it is used.
+    """
+
+    value: str
+    line: str
+
+
+class Timeline:
+    """What a conversation shows and uses, message by message."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._messages: Sequence[JsonObject] = row["messages"]
+        self._values = [find_values(read_text(each)) for each in self._messages]
+        fixed = [read_text(each) for each in self._messages if is_fixed(each)]
+        self._fixed = set(find_values("\n".join([*fixed, json.dumps(row.get("tools", ""))])))
+        self._first: dict[str, int] = {}
+        for index, values in enumerate(self._values):
+            for value in values:
+                self._first.setdefault(value, index)
+
+    def find_needs(self, cut: int) -> Iterator[Need]:
+        """What the assistant messages after a cut use of what was shown before."""
+        known, left = set(self._fixed), AHEAD
+        for index in range(cut, len(self._messages)):
+            is_use = self._messages[index]["role"] == "assistant"
+            left -= is_use
+            if left < 0:
+                return
+            for value in self._values[index]:
+                if is_use and value not in known and self._first[value] < cut:
+                    lines = read_text(self._messages[index]).splitlines()
+                    yield Need(value, next((line for line in lines if holds(line, value)), value))
+            known.update(self._values[index])
+
+
+def list_cuts(messages: Sequence[JsonObject], most: int) -> list[int]:
+    """Places before assistant messages, spread evenly; the last ones have less ahead."""
+    cuts = [
+        index
+        for index, each in enumerate(messages)
+        if each["role"] == "assistant" and index and messages[index - 1]["role"] in {"user", "tool"}
+    ]
+    stride = -(-len(cuts) // most)
+    return cuts[::-1][::stride][::-1] if cuts else []
+
+
+def write_query(need: Need, absent: Sequence[str], said: str) -> str:
+    """What to search for: the words of the use, without any value that is not at hand."""
+    for line in (need.line, said):
+        text = line
+        for value in sorted(absent, key=len, reverse=True):
+            text = text.replace(value, " ")
+        if words := re.findall(r"[^\W\d_]{3,}", text):
+            return " ".join(words[:QUERY_WORDS])
+    return "value"
+
+
+def judge_cut(
+    player: Player, row: JsonObject, timeline: Timeline, forwarded: Forwarded, texts: Mapping[str, str]
+) -> JsonObject | None:
+    """Which needed values stand in the text of each way; None: nothing is needed or nothing was removed."""
+    needs = list(timeline.find_needs(len(forwarded.client)))
+    if not needs or not forwarded.is_compacted:
+        return None
+    kept = "\n".join(read_contents([each for each in forwarded.client if forwarded.holds(each)]))
+    removed = [not holds(kept, need.value) for need in needs]
+    hits = {way: [holds(text, need.value) for need in needs] for way, text in texts.items()}
+    absent = [need.value for need, is_there in zip(needs, hits["forwarded"], strict=True) if not is_there]
+    said = next(read_text(each) for each in reversed(forwarded.client) if each["role"] == "user")
+    hits["forwarded + search"] = [
+        is_there or holds(player.search(row, write_query(need, absent, said)), need.value)
+        for need, is_there in zip(needs, hits["forwarded"], strict=True)
+    ]
+    misses = [
+        (asdict(need) | {"query": write_query(need, absent, said), "is_found": is_found})
+        for need, is_there, is_found in zip(needs, hits["forwarded"], hits["forwarded + search"], strict=True)
+        if not is_there
+    ]
+    full = sum(map(len, read_contents(forwarded.client)))
+    return {
+        "cut": len(forwarded.client),
+        "round": forwarded.round,
+        "needed": len(needs),
+        "removed": sum(removed),
+        "hits": {way: sum(found) for way, found in hits.items()},
+        "removed_hits": {
+            way: sum(hit for hit, gone in zip(found, removed, strict=True) if gone)
+            for way, found in hits.items()
+        },
+        "sizes": {way: len(text) / max(1, full) for way, text in texts.items()},
+        "misses": misses,
+    }
+
+
+def write_contexts(row: JsonObject, forwarded: Forwarded, tokens: Sequence[int], budget: int) -> JsonObject:
+    """The text of each way at a cut, without what is part of every context."""
+    client = forwarded.client
+    texts, cut = read_contents(client), len(client)
+    ours = "\n".join(read_contents(forwarded.messages))
+    counts = [count for count, each in zip(tokens, client, strict=False) if not is_fixed(each)]
+    found = {
+        "forwarded": ours,
+        "cut off": cut_off(texts, len(ours)),
+        "sliding window": slide(texts, counts, budget),
+    }
+    own = list(takewhile(lambda each: each["first_kept"] < cut, row.get("compactions") or ()))
+    if own:
+        found["own summary"] = "\n".join(
+            [own[-1]["summary"], *read_contents(client[own[-1]["first_kept"] :])]
+        )
+    return found
+
+
+def play_row(player: Player, row: JsonObject, window: int, most: int) -> list[JsonObject]:
+    """The judged cuts of a conversation."""
+    messages, counter = row["messages"], TiktokenCounter(lambda _: None)
+    timeline = Timeline(row)
+    tokens = counter.count_each([read_text(each) for each in messages], MODEL)
+    fixed = sum(count for count, each in zip(tokens, messages, strict=True) if is_fixed(each))
+    fixed += counter.count_each([json.dumps(row.get("tools", ""))], MODEL)[0]
+    budget = int(window * (1 - ANSWER_SHARE)) - fixed
+    cuts = list_cuts(messages, most)
+    turns = {index + 1 for index, each in enumerate(messages) if each["role"] == "user"}
+    judged = []
+
+    def judge(cut: int, forwarded: Forwarded) -> None:
+        if cut in cuts:
+            texts = write_contexts(row, forwarded, tokens, budget)
+            judged.append(judge_cut(player, row, timeline, forwarded, texts))
+
+    player.play(row, sorted({*turns, *cuts}), judge)
+    return [each for each in judged if each]
+
+
+def choose_window(row: JsonObject) -> int:
+    """The window for a conversation: the largest that it fills four times, or the smallest."""
+    tokens = sum(
+        TiktokenCounter(lambda _: None).count_each([read_text(each) for each in row["messages"]], MODEL)
+    )
+    return max([each for each in WINDOWS if each * WINDOW_SHARE <= tokens] or WINDOWS[:1])
+
+
+def play_rows(rows: Sequence[JsonObject], summary: str, keep: Path | None, most: int) -> list[JsonObject]:
+    """The judged cuts of each conversation; `keep` keeps them."""
+    kept = keep.read_text("utf-8").splitlines() if keep and keep.exists() else []
+    lines = [each for each in map(json.loads, kept) if each["summary"] == summary]
+    done = {each["conversation"] for each in lines}
+    left = [(choose_window(row), row) for row in rows if row["id"] not in done]
+    for window in sorted({window for window, _ in left}):
+        with open_player(summary, window, "") as player:
+            for row in (row for each, row in left if each == window):
+                began = time.monotonic()
+                cuts = play_row(player, row, window, most)
+                lines.append({"conversation": row["id"], "summary": summary, "window": window, "cuts": cuts})
+                print(f"{row['id']}: {len(cuts)} cuts, {time.monotonic() - began:.0f} s", file=sys.stderr)
+                if keep:
+                    with keep.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(lines[-1], ensure_ascii=False) + "\n")
+    return lines
+
+
+def make_figures(lines: Sequence[JsonObject], seed: int) -> list[JsonObject]:
+    """The share of each way, for all conversations and for each kind."""
+    kinds = sorted({each["conversation"].partition("-")[0] for each in lines})
+    found = []
+    for kind in ["all", *kinds]:
+        of_kind = [each for each in lines if kind in {"all", each["conversation"].partition("-")[0]}]
+        for way in WAYS:
+            cuts = {
+                each["conversation"]: [cut for cut in each["cuts"] if way in cut["hits"]] for each in of_kind
+            }
+            figure: JsonObject = {"kind": kind, "way": way, "cuts": sum(map(len, cuts.values()))}
+            for name, hits in (("needed", "hits"), ("removed", "removed_hits")):
+                counts = {
+                    row: [(cut[hits][way], cut[name]) for cut in of_row] for row, of_row in cuts.items()
+                }
+                flat = [count for each in counts.values() for count in each]
+                figure[name] = {
+                    "share": find_share(flat),
+                    "of": sum(cases for _, cases in flat),
+                    "interval": find_interval(counts, seed),
+                }
+            sizes = [cut["sizes"].get(way) for of_row in cuts.values() for cut in of_row]
+            figure["size"] = find_share([(size, 1) for size in sizes if size is not None])
+            if figure["cuts"]:
+                found.append(figure)
+    return found
+
+
+def show_share(figure: Mapping[str, Any]) -> str:
+    """A share with its interval."""
+    if figure["share"] is None:
+        return "-"
+    low, high = figure["interval"]
+    return f"{figure['share']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _print(measured: Mapping[str, Any]) -> None:
+    print(f"summary: {measured['summary']}, {measured['conversations']} conversations\n")
+    print("| kind | way | needed | of | removed | of | characters |")
+    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    for each in measured["figures"]:
+        needed, removed = each["needed"], each["removed"]
+        size = "" if each["size"] is None else f"{each['size']:.0%}"
+        cells = [each["kind"], each["way"], show_share(needed), needed["of"], show_share(removed)]
+        print("| " + " | ".join(map(str, [*cells, removed["of"], size])) + " |")
+    for way, goal in GOALS.items():
+        share = next((each["needed"]["share"] for each in measured["figures"] if each["way"] == way), None)
+        verdict = "not measured" if share is None else "met" if share >= goal else "missed"
+        print(f"goal: {way} ≥ {goal}: {verdict}")
+    print(flush=True)
+
+
+def _show_misses(lines: Sequence[JsonObject], number: int) -> None:
+    """The values that are missed at most cuts."""
+    counts: Counter[tuple[str, str]] = Counter()
+    uses: dict[tuple[str, str], JsonObject] = {}
+    for row in lines:
+        for cut in row["cuts"]:
+            for miss in cut["misses"]:
+                if not miss["is_found"]:
+                    key = row["conversation"], miss["value"]
+                    counts[key] += 1
+                    uses[key] = miss | {"cut": cut["cut"]}
+    for (conversation, value), count in counts.most_common(number):
+        use = uses[conversation, value]
+        print(f"{count} times {conversation} before {use['cut']}: {value!r} in {use['line'][:160]!r}")
+        print(f"      query: {use['query']}")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure, print tables, and write the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", default=FIXTURES)
+    parser.add_argument("--summary", default="none", help="none, poor, or both")
+    parser.add_argument("--kinds", default="", help="only conversations whose ids begin so")
+    parser.add_argument("--cuts", type=int, default=24, help="most cuts of a conversation")
+    parser.add_argument("--quick", action="store_true", help="six cuts of a conversation, four of a kind")
+    parser.add_argument("--seed", type=int, default=26)
+    parser.add_argument("--keep", type=Path, help="keep the judged cuts of each conversation in this file")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--show", type=int, default=0, help="print the values that are missed most often")
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        print(f"skipped: there is no {options.folder}")
+        return
+    rows = [row for row in read_rows(options.folder) if "messages" in row]
+    kinds: dict[str, list[JsonObject]] = {}
+    for row in rows:
+        kinds.setdefault(row["id"].partition("-")[0], []).append(row)
+    chosen = [
+        row
+        for kind, of_kind in kinds.items()
+        if not options.kinds or kind in options.kinds.split(",")
+        for row in of_kind[: 4 if options.quick else None]
+    ]
+    print(f"seed {options.seed}, {AHEAD} assistant messages ahead\n")
+    found = []
+    for summary in options.summary.split(","):
+        lines = play_rows(chosen, summary, options.keep, 6 if options.quick else options.cuts)
+        figures = make_figures(lines, options.seed)
+        found.append({"summary": summary, "conversations": len(lines), "figures": figures})
+        _print(found[-1])
+        _show_misses(lines, options.show)
+    if options.json:
+        head = {"seed": options.seed, "ahead": AHEAD, "windows": WINDOWS}
+        options.json.write_text(json.dumps(head | {"runs": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
