@@ -56,6 +56,7 @@ from quality.judge import (
     read_text,
     slide,
 )
+from quality.tables import print_coverage
 
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
@@ -64,7 +65,6 @@ WINDOWS = (6_000, 12_000, 24_000)
 WINDOW_SHARE, ANSWER_SHARE = 4, 0.25
 QUERY_WORDS = 24
 WAYS = ("forwarded", "forwarded + search", "cut off", "sliding window", "own summary")
-GOALS = {"forwarded": 0.80, "forwarded + search": 0.95}
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,30 +262,6 @@ def make_figures(lines: Sequence[JsonObject], seed: int) -> list[JsonObject]:
     return found
 
 
-def show_share(figure: Mapping[str, Any]) -> str:
-    """A share with its interval."""
-    if figure["share"] is None:
-        return "-"
-    low, high = figure["interval"]
-    return f"{figure['share']:.3f} ({low:.3f} to {high:.3f})"
-
-
-def _print(measured: Mapping[str, Any]) -> None:
-    print(f"summary: {measured['summary']}, {measured['conversations']} conversations\n")
-    print("| kind | way | needed | of | removed | of | characters |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    for each in measured["figures"]:
-        needed, removed = each["needed"], each["removed"]
-        size = "" if each["size"] is None else f"{each['size']:.0%}"
-        cells = [each["kind"], each["way"], show_share(needed), needed["of"], show_share(removed)]
-        print("| " + " | ".join(map(str, [*cells, removed["of"], size])) + " |")
-    for way, goal in GOALS.items():
-        share = next((each["needed"]["share"] for each in measured["figures"] if each["way"] == way), None)
-        verdict = "not measured" if share is None else "met" if share >= goal else "missed"
-        print(f"goal: {way} ≥ {goal}: {verdict}")
-    print(flush=True)
-
-
 def _show_misses(lines: Sequence[JsonObject], number: int) -> None:
     """The values that are missed at most cuts."""
     counts: Counter[tuple[str, str]] = Counter()
@@ -331,17 +307,16 @@ def main(arguments: Sequence[str]) -> None:
         if not options.kinds or kind in options.kinds.split(",")
         for row in of_kind[: 4 if options.quick else None]
     ]
-    print(f"seed {options.seed}, {AHEAD} assistant messages ahead\n")
-    found = []
+    measured: JsonObject = {"seed": options.seed, "ahead": AHEAD, "windows": WINDOWS, "runs": []}
     for summary in options.summary.split(","):
         lines = play_rows(chosen, summary, options.keep, 6 if options.quick else options.cuts)
         figures = make_figures(lines, options.seed)
-        found.append({"summary": summary, "conversations": len(lines), "figures": figures})
-        _print(found[-1])
+        run = {"summary": summary, "conversations": len(lines), "figures": figures}
+        measured["runs"].append(run)
+        print_coverage(measured | {"runs": [run]})
         _show_misses(lines, options.show)
     if options.json:
-        head = {"seed": options.seed, "ahead": AHEAD, "windows": WINDOWS}
-        options.json.write_text(json.dumps(head | {"runs": found}, indent=1) + "\n")
+        options.json.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""Shows the figures of `coverage.py` and `probes.py` as Markdown, on a terminal and in docs/quality.md."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Figures = Mapping[str, Any]
+COVERAGE_GOALS = {"forwarded": 0.80, "forwarded + search": 0.95}
+
+
+def show_share(figure: Figures) -> str:
+    """A share with its interval, or a dash if there are no cases."""
+    if figure["share"] is None:
+        return "-"
+    low, high = figure["interval"]
+    return f"{figure['share']:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _list_rows(head: list[str], left: int, rows: list[list[object]]) -> str:
+    rule = ["---"] * left + ["---:"] * (len(head) - left)
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (head, rule, *rows))
+
+
+def list_coverage(measured: Figures) -> Iterator[str]:
+    """Yields the paragraphs of a run of `coverage.py`."""
+    for run in measured["runs"]:
+        yield (
+            f"Summary model: {run['summary']}. {run['conversations']} conversations, seed {measured['seed']}."
+        )
+        rows: list[list[object]] = []
+        for each in run["figures"]:
+            needed, removed = each["needed"], each["removed"]
+            size = "" if each["size"] is None else f"{each['size']:.0%}"
+            cells = [show_share(needed), needed["of"], show_share(removed), removed["of"], size]
+            rows.append([each["kind"], each["way"], *cells])
+        yield _list_rows(["kind", "way", "needed", "of", "removed", "of", "characters"], 2, rows)
+        for way, goal in COVERAGE_GOALS.items():
+            shares = [each["needed"]["share"] for each in run["figures"] if each["way"] == way]
+            verdict = (
+                "not measured" if shares[:1] in ([], [None]) else "met" if shares[0] >= goal else "missed"
+            )
+            yield f"Goal: {way} at least {goal:.2f}: {verdict}."
+
+
+def list_probes(measured: Figures) -> Iterator[str]:
+    """Yields the paragraphs of a run of `probes.py`."""
+    size = "" if measured["size"] is None else f", {measured['size']:.0%} of the characters forwarded"
+    yield (
+        f"{measured['questions']} questions, {measured['conversations']} conversations{size}. "
+        f"Summary model: {measured['summary']}. Seed {measured['seed']}."
+    )
+    rows: list[list[object]] = []
+    for each in measured["figures"]:
+        present, removed, right = each["present"], each["present_removed"], each["right"]
+        loss = [f"{each['write_loss']:.3f}", "-" if each["read_loss"] is None else f"{each['read_loss']:.3f}"]
+        shares = [show_share(present), present["of"], show_share(removed), removed["of"]]
+        rows.append(
+            [each["after"], each["way"], *shares, show_share(right), show_share(each["of_full"]), *loss]
+        )
+    head = ["after", "text", "present", "of", "present, removed", "of", "right", "right of full"]
+    yield _list_rows([*head, "write loss", "read loss"], 2, rows)
+    if not measured["answered"]:
+        yield "No reader answered: the answers are not measured, only whether they are present."
+
+
+def print_coverage(measured: Figures) -> None:
+    """Prints the figures of `coverage.py`."""
+    print("\n\n".join(list_coverage(measured)), flush=True)
+
+
+def print_probes(measured: Figures) -> None:
+    """Prints the figures of `probes.py`."""
+    print("\n\n".join(list_probes(measured)), flush=True)
