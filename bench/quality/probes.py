@@ -148,7 +148,8 @@ def write_context(way: str, task: Mapping[str, Any], question: Mapping[str, Any]
         return str(question["oracle"])
     if way == "forwarded + search":
         return f"{task['contexts']['forwarded']}\n\nA search returned:\n{question['found']}"
-    return task["contexts"].get(way)
+    contexts: Mapping[str, str] = task["contexts"]
+    return contexts.get(way)
 
 
 def make_request(context: str, question: Mapping[str, Any]) -> JsonObject:

@@ -17,7 +17,8 @@ def show_share(figure: Figures) -> str:
 
 def _list_rows(head: list[str], left: int, rows: list[list[object]]) -> str:
     rule = ["---"] * left + ["---:"] * (len(head) - left)
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (head, rule, *rows))
+    lines = ([str(cell) for cell in row] for row in (head, rule, *rows))
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def list_coverage(measured: Figures) -> Iterator[str]:
