@@ -119,14 +119,14 @@ def list_cuts(messages: Sequence[JsonObject], most: int) -> list[int]:
     return cuts[::-1][::stride][::-1] if cuts else []
 
 
-def write_query(need: Need, absent: Sequence[str], said: str) -> str:
+def write_query(need: Need, at_hand: str, said: str) -> str:
     """What to search for: the words of the use, without any value that is not at hand."""
-    for line in (need.line, said):
-        text = line
-        for value in sorted(absent, key=len, reverse=True):
-            text = text.replace(value, " ")
-        if words := re.findall(r"[^\W\d_]{3,}", text):
-            return " ".join(words[:QUERY_WORDS])
+    for text in (need.line, said):
+        hidden = [value for value in find_values(text) if not holds(at_hand, value)]
+        order = sorted(hidden, key=len, reverse=True)
+        shown = re.sub("|".join(map(re.escape, order)), " ", text) if order else text
+        if words := re.findall(r"[\w./-]*[^\W\d_]{3,}[\w./-]*", shown):
+            return " ".join(list(dict.fromkeys(words))[:QUERY_WORDS])
     return "value"
 
 
@@ -140,17 +140,14 @@ def judge_cut(
     kept = "\n".join(read_contents([each for each in forwarded.client if forwarded.holds(each)]))
     removed = [not holds(kept, need.value) for need in needs]
     hits = {way: [holds(text, need.value) for need in needs] for way, text in texts.items()}
-    absent = [need.value for need, is_there in zip(needs, hits["forwarded"], strict=True) if not is_there]
     said = next(read_text(each) for each in reversed(forwarded.client) if each["role"] == "user")
-    hits["forwarded + search"] = [
-        is_there or holds(player.search(row, write_query(need, absent, said)), need.value)
-        for need, is_there in zip(needs, hits["forwarded"], strict=True)
-    ]
-    misses = [
-        (asdict(need) | {"query": write_query(need, absent, said), "is_found": is_found})
-        for need, is_there, is_found in zip(needs, hits["forwarded"], hits["forwarded + search"], strict=True)
-        if not is_there
-    ]
+    hits["forwarded + search"] = list(hits["forwarded"])
+    misses = []
+    for place, need in enumerate(needs):
+        if not hits["forwarded"][place]:
+            query = write_query(need, texts["forwarded"], said)
+            is_found = hits["forwarded + search"][place] = holds(player.search(row, query), need.value)
+            misses.append(asdict(need) | {"query": query, "is_found": is_found})
     full = sum(map(len, read_contents(forwarded.client)))
     return {
         "cut": len(forwarded.client),

@@ -1,7 +1,8 @@
 """Reads the values in messages, and judges what a context holds of them. Nothing of the proxy is used.
 
 A value is a URL, a path, the name of a file, an address of mail, a name in `snake_case` or `camelCase`, or a
-token of at least three characters with a digit: an id, an amount, a date, a version.
+token with a digit and a letter or sign: an id, an amount, a date. A bare number needs four digits. Names of
+libraries (`json.dumps`) are no values, because models know them without the conversation.
 """
 
 import json
@@ -17,11 +18,16 @@ DRAWS = 1_000
 # Fewer conversations than this say nothing of others; then cuts are drawn.
 LEAST_CONVERSATIONS = 8
 _TOKEN = re.compile(r"https?://[^\s\"'<>()\[\]{}`,;]+|[\w~./@$€£+:-]*(?:(?<=\d),(?=\d{3}\b)[\w./-]*)*\w%?")
+_FILES = (
+    "bash|c|cc|cfg|conf|cpp|cs|css|csv|db|diff|env|go|h|hpp|html|ini|ipynb|java|js|json|jsonl|jsx|kt|lock|log|"
+    "lua|m4v|md|mpeg|avi|pdf|php|png|pony|py|rb|rs|rst|scm|sh|sql|svg|swift|toml|ts|tsv|tsx|txt|xml|yaml|yml|zip"
+)
 _VALUE = re.compile(
     r"https?://\S+|\S+@\S+\.\w+"
     r"|[~.]{0,2}/?(?:[\w.@+-]+/)+[\w.@+-]*\.[A-Za-z]\w{0,7}|[~.]{0,2}/(?:[\w.@+-]+/)*[\w.@+-]{2,}"
-    r"|[\w.@+-]+(?:/[\w.@+-]+){2,}|\w[\w-]+\.[a-z]\w{0,4}"
-    r"|\w*[A-Za-z0-9]_[A-Za-z0-9]\w*|\w*[a-z][A-Z]\w*|(?=\S*\d)\S{3,}"
+    rf"|[\w.@+-]+(?:/[\w.@+-]+){{2,}}|[\w-]+\.(?:{_FILES})"
+    r"|\w*[A-Za-z0-9]_[A-Za-z0-9]\w*|\w*[a-z][A-Z]\w*"
+    r"|(?=\S*\d)(?=\S*[^\d.])\S{3,}|(?:\d\.?){4,}"
 )
 
 
