@@ -56,7 +56,7 @@ from quality.judge import (
     read_text,
     slide,
 )
-from quality.tables import print_coverage
+from quality.tables import print_coverage, write_figures
 
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--quick", action="store_true", help="six cuts of a conversation, four of a kind")
     parser.add_argument("--seed", type=int, default=26)
     parser.add_argument("--keep", type=Path, help="keep the judged cuts of each conversation in this file")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="put the figures into this file")
     parser.add_argument("--show", type=int, default=0, help="print the values that are missed most often")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str]) -> None:
         print_coverage(measured | {"runs": [run]})
         _show_misses(lines, options.show)
     if options.json:
-        options.json.write_text(json.dumps(measured, indent=1) + "\n")
+        write_figures(options.json, "coverage", measured)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from frontier_lists import Forwarded
 from player import FIXTURES, MODEL, Player, open_player, read_rows
 from quality.judge import JsonObject, cut_off, find_interval, find_share, read_contents
 from quality.questions import Question, find_passage, holds_plain, make_questions
-from quality.tables import print_probes
+from quality.tables import print_probes, write_figures
 
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--reader", default="", help="base URL of the reader, ending in /v1")
     parser.add_argument("--answers", type=Path, help="keep answers in this file")
     parser.add_argument("--minutes", type=float, default=720, help="stop asking after so long")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="put the figures into this file")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         print(f"skipped: there is no {options.folder}")
@@ -312,7 +312,7 @@ def main(arguments: Sequence[str]) -> None:
     }
     print_probes(measured)
     if options.json:
-        options.json.write_text(json.dumps(measured, indent=1) + "\n")
+        write_figures(options.json, "probes", measured)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""Shows the figures of `coverage.py` and `probes.py` as Markdown, on a terminal and in docs/quality.md."""
+"""Shows the figures of `coverage.py` and `probes.py` as Markdown, on a terminal and in docs/quality.md.
 
+.ci/docs_pages.py writes the page from docs/quality.json, with what `list_coverage` and `list_probes` yield.
+"""
+
+import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 Figures = Mapping[str, Any]
@@ -71,3 +76,9 @@ def print_coverage(measured: Figures) -> None:
 def print_probes(measured: Figures) -> None:
     """Prints the figures of `probes.py`."""
     print("\n\n".join(list_probes(measured)), flush=True)
+
+
+def write_figures(path: Path, name: str, measured: Figures) -> None:
+    """Puts the figures of a program into a file of JSON, under its name; those of the other one stay."""
+    held = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(held | {name: measured}, indent=1, sort_keys=True) + "\n", "utf-8")

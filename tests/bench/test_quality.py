@@ -229,7 +229,9 @@ def folder(tmp_path: Path) -> Path:
 def run_probes(bench: Any, folder: Path, *arguments: str) -> dict[tuple[Any, str], dict[str, Any]]:
     report = folder / "report"
     bench.probes.main([str(folder), "--tasks", str(folder / "tasks"), "--json", str(report), *arguments])
-    return {(each["after"], each["way"]): each for each in json.loads(report.read_text())["figures"]}
+    return {
+        (each["after"], each["way"]): each for each in json.loads(report.read_text())["probes"]["figures"]
+    }
 
 
 def test_without_a_reader_only_what_is_present_is_measured(
@@ -275,8 +277,8 @@ def test_a_conversation_is_played_judged_and_kept(bench: Any, tmp_path: Path) ->
     arguments = [str(tmp_path), "--cuts", "2", "--keep", str(tmp_path / "kept"), "--json"]
     bench.coverage.main([*arguments, str(tmp_path / "one")])
     bench.coverage.main([*arguments, str(tmp_path / "two")])
-    measured = json.loads((tmp_path / "one").read_text())
-    assert measured == json.loads((tmp_path / "two").read_text())
+    measured = json.loads((tmp_path / "one").read_text())["coverage"]
+    assert {"coverage": measured} == json.loads((tmp_path / "two").read_text())
     assert len((tmp_path / "kept").read_text().splitlines()) == 1
     ways = {each["way"]: each["needed"] for each in measured["runs"][0]["figures"]}
     assert ways["forwarded"]["of"] > 0
