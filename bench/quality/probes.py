@@ -41,6 +41,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 import httpx
 from frontier_lists import Forwarded
 from player import FIXTURES, MODEL, Player, open_player, read_rows
+from quality.coverage import list_cuts
 from quality.judge import JsonObject, cut_off, find_interval, find_share, read_contents
 from quality.questions import Question, find_passage, holds_plain, make_questions
 from quality.tables import print_probes, write_figures
@@ -103,12 +104,9 @@ def play_row(player: Player, row: JsonObject, most: int, seed: int) -> list[Json
         if questions:
             tasks.append(make_task(player, row, forwarded, questions) | {"after": rounds})
 
-    cuts = [
-        index
-        for index, each in enumerate(messages)
-        if index and each["role"] == "assistant" and messages[index - 1]["role"] in {"user", "tool"}
-    ]
-    player.play(row, cuts, ask)
+    for cut in list_cuts(messages, len(messages)):
+        if left:
+            player.play(row, [cut], ask)
     return tasks
 
 
