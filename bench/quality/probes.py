@@ -51,6 +51,8 @@ from compaction_proxy.providers.tokenizers import TiktokenCounter
 ROUNDS = (1, 3, 5)
 FULL_TOKENS = 6_000
 WINDOW = 6_000
+# A shorter conversation is not compacted in that window.
+LEAST_CHARACTERS = 3 * WINDOW
 ANSWER_TOKENS = 48
 WAYS = ("full history", "forwarded", "forwarded + search", "cut off", "oracle")
 READER_LIMIT_S = 1_800.0
@@ -262,9 +264,10 @@ def make_figures(judged: Sequence[JsonObject], seed: int) -> list[JsonObject]:
 
 
 def choose_rows(rows: Sequence[JsonObject], number: int, seed: int) -> list[JsonObject]:
-    """So many conversations, of each kind in turn."""
+    """So many conversations that may be compacted, of each kind in turn."""
     kinds: dict[str, list[JsonObject]] = {}
-    for row in rows:
+    long = [row for row in rows if len(json.dumps([row["messages"], row.get("tools")])) >= LEAST_CHARACTERS]
+    for row in long:
         kinds.setdefault(row["id"].partition("-")[0], []).append(row)
     rng = random.Random(seed)
     for of_kind in kinds.values():

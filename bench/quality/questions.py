@@ -136,7 +136,8 @@ def _ask_gaps(messages: Sequence[JsonObject]) -> Iterator[Question]:
             continue
         for sentence in _SENTENCE.split(read_text(message)):
             values = find_values(sentence)
-            if not values or len(sentence.split()) < SENTENCE_WORDS or len(sentence) > SENTENCE_CHARACTERS:
+            is_short = len(sentence.split()) >= SENTENCE_WORDS and len(sentence) <= SENTENCE_CHARACTERS
+            if not (values and is_short and sentence[0].isalpha()):
                 continue
             gap = re.sub(rf"(?<!\w){re.escape(values[0])}(?!\w)", "___", sentence)
             kind = "rule" if _RULE.search(sentence) else "said"

@@ -221,7 +221,7 @@ def folder(tmp_path: Path) -> Path:
         "conversation": "a-1", "cut": 3, "round": 1, "after": 1, "size": 0.5,
         "contexts": contexts, "questions": [question],
     }  # fmt: skip
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a-1", "messages": []}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a-1", "messages": [say("user", "-" * 20_000)]}))
     (tmp_path / "tasks").write_text(json.dumps({"conversation": "a-1", "tasks": [task]}))
     return tmp_path
 
