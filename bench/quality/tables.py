@@ -22,7 +22,7 @@ def show_share(figure: Figures) -> str:
 
 def _list_rows(head: list[str], left: int, rows: list[list[object]]) -> str:
     rule = ["---"] * left + ["---:"] * (len(head) - left)
-    lines = ([str(cell) for cell in row] for row in (head, rule, *rows))
+    lines = [head, rule, *([str(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
