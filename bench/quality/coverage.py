@@ -8,16 +8,15 @@ each cut. A cut is a place before an assistant message; cuts are spread evenly, 
 removed something. The window is a quarter of the conversation, within `WINDOWS`.
 
 **Needed** are the values (`judge.py`) in the next five assistant messages, their texts and the arguments of
-their calls, that the conversation had shown before the cut. Values in the system prompt or in the tools are
-always there and do not count. Nor does a value that a user or a tool shows again before its use.
+their calls, that the conversation had shown before the cut. Values in the system prompt, in the tools and in
+the names of arguments are always there and do not count. Nor does a value that a user or a tool shows again before its use.
 **Removed** are those of the needed values that no message shows that was forwarded as the client sent it.
 
 The ways, for the same cuts:
 
 - `forwarded`: what reached the provider.
 - `forwarded + search`: the value is forwarded, or one call of the tool `memory_search` returns it. The query
-  is the line of the use without the values that are not forwarded, or the last words of the user if the line
-  has no other word.
+  has the words of the line of the use and of the user's latest message, without values that are not forwarded.
 - `cut off`: the last characters of the conversation, as many as were forwarded.
 - `sliding window`: the newest whole messages that fit the window, less a quarter for the answer. That is more
   text than was forwarded.
@@ -34,7 +33,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -52,6 +51,7 @@ from quality.judge import (
     find_values,
     holds,
     is_fixed,
+    read_keys,
     read_contents,
     read_text,
     slide,
@@ -81,13 +81,20 @@ class Need:
 
 
 class Timeline:
-    """What a conversation shows and uses, message by message."""
+    """What a conversation shows and uses, message by message.
+
+    Attributes:
+        known: Values that are always there: of privileged messages, names of tools and of their arguments.
+    """
 
     def __init__(self, row: Mapping[str, Any]) -> None:
         self._messages: Sequence[JsonObject] = row["messages"]
         self._values = [find_values(read_text(each)) for each in self._messages]
         fixed = [read_text(each) for each in self._messages if is_fixed(each)]
-        self._fixed = set(find_values("\n".join([*fixed, json.dumps(row.get("tools", ""))])))
+        calls = [call["function"] for each in self._messages for call in each.get("tool_calls") or ()]
+        names = [f"{call['name']} {' '.join(read_keys(call['arguments']))}" for call in calls]
+        known = "\n".join([*fixed, *names, json.dumps(row.get("tools", ""))])
+        self.known = frozenset(find_values(known))
         self._first: dict[str, int] = {}
         for index, values in enumerate(self._values):
             for value in values:
@@ -95,7 +102,7 @@ class Timeline:
 
     def find_needs(self, cut: int) -> Iterator[Need]:
         """What the assistant messages after a cut use of what was shown before."""
-        known, left = set(self._fixed), AHEAD
+        known, left = set(self.known), AHEAD
         for index in range(cut, len(self._messages)):
             is_use = self._messages[index]["role"] == "assistant"
             left -= is_use
@@ -119,15 +126,13 @@ def list_cuts(messages: Sequence[JsonObject], most: int) -> list[int]:
     return cuts[::-1][::stride][::-1] if cuts else []
 
 
-def write_query(need: Need, at_hand: str, said: str) -> str:
-    """What to search for: the words of the use, without any value that is not at hand."""
-    for text in (need.line, said):
-        hidden = [value for value in find_values(text) if not holds(at_hand, value)]
-        order = sorted(hidden, key=len, reverse=True)
-        shown = re.sub("|".join(map(re.escape, order)), " ", text) if order else text
-        if words := re.findall(r"[\w./-]*[^\W\d_]{3,}[\w./-]*", shown):
-            return " ".join(list(dict.fromkeys(words))[:QUERY_WORDS])
-    return "value"
+def write_query(need: Need, said: str, is_at_hand: Callable[[str], bool]) -> str:
+    """What to search for: the words of the use and of the user, without any value that is not at hand."""
+    text = f"{need.line}\n{said}"
+    hidden = sorted((each for each in find_values(text) if not is_at_hand(each)), key=len, reverse=True)
+    shown = re.sub("|".join(map(re.escape, hidden)), " ", text) if hidden else text
+    words = re.findall(r"[\w./-]*[^\W\d_]{3,}[\w./-]*", shown)
+    return " ".join(list(dict.fromkeys(words))[:QUERY_WORDS]) or "value"
 
 
 def judge_cut(
@@ -140,12 +145,13 @@ def judge_cut(
     kept = "\n".join(read_contents([each for each in forwarded.client if forwarded.holds(each)]))
     removed = [not holds(kept, need.value) for need in needs]
     hits = {way: [holds(text, need.value) for need in needs] for way, text in texts.items()}
+    ours = texts["forwarded"]
     said = next(read_text(each) for each in reversed(forwarded.client) if each["role"] == "user")
     hits["forwarded + search"] = list(hits["forwarded"])
     misses = []
     for place, need in enumerate(needs):
         if not hits["forwarded"][place]:
-            query = write_query(need, texts["forwarded"], said)
+            query = write_query(need, said, lambda value: value in timeline.known or holds(ours, value))
             is_found = hits["forwarded + search"][place] = holds(player.search(row, query), need.value)
             misses.append(asdict(need) | {"query": query, "is_found": is_found})
     full = sum(map(len, read_contents(forwarded.client)))

@@ -62,6 +62,11 @@ def read_leaves(node: object, names: str = "") -> Iterator[tuple[str, str]]:
         yield names, node if isinstance(node, str) else json.dumps(node)
 
 
+def read_keys(arguments: str) -> list[str]:
+    """The names of the arguments of a call, inner ones too."""
+    return [names for names, _ in read_leaves(_parse(arguments))]
+
+
 def is_fixed(message: Mapping[str, Any]) -> bool:
     """Whether a message is part of every context."""
     return message["role"] in {"system", "developer"}

@@ -116,7 +116,7 @@ def test_coverage_counts_what_is_forwarded_or_found(bench: Any) -> None:
 
 def test_a_search_does_not_know_the_value(bench: Any) -> None:
     _, searcher = judge_cut(bench, "[Record] The user opened a file", "nothing")
-    assert searcher.queries == ["edit path"]
+    assert searcher.queries == ["edit path Now that file"]
 
 
 def test_a_cut_without_a_compaction_is_not_judged(bench: Any) -> None:
