@@ -9,17 +9,17 @@ removed something. The window is a quarter of the conversation, within `WINDOWS`
 
 **Needed** are the values (`judge.py`) in the next five assistant messages, their texts and the arguments of
 their calls, that the conversation had shown before the cut. Values in the system prompt, in the tools and in
-the names of arguments are always there and do not count. Nor does a value that a user or a tool shows again before its use.
-**Removed** are those of the needed values that no message shows that was forwarded as the client sent it.
+the names of arguments are always there and do not count. Nor does a value that a user or a tool shows again
+before its use. **Removed** are those of the needed values that no message shows that was forwarded as the
+client sent it.
 
 The ways, for the same cuts:
 
 - `forwarded`: what reached the provider.
 - `forwarded + search`: the value is forwarded, or one call of the tool `memory_search` returns it. The query
-  has the words of the line of the use and of the user's latest message, without values that are not forwarded.
+  has the words of the use's line and of the user's latest message, without values that are not forwarded.
 - `cut off`: the last characters of the conversation, as many as were forwarded.
-- `sliding window`: the newest whole messages that fit the window, less a quarter for the answer. That is more
-  text than was forwarded.
+- `sliding window`: the newest whole messages that fit the window, less a quarter for the answer.
 - `own summary`: the summary that the client's own compaction wrote, and the messages after it. A row holds
   them in `compactions`, `{summary, first_kept}`, by the index of the first message that was kept.
 
@@ -51,8 +51,8 @@ from quality.judge import (
     find_values,
     holds,
     is_fixed,
-    read_keys,
     read_contents,
+    read_keys,
     read_text,
     slide,
 )
