@@ -5,7 +5,8 @@
 FOLDER holds conversations, one a line, `{id, messages, …}`; by default the small ones of `tests/fixtures`.
 Each is played as it grew through the installed command, as a process: a request for each user turn and for
 each cut. A cut is a place before an assistant message; cuts are spread evenly, and count if the proxy had
-removed something. The window is a quarter of the conversation, within `WINDOWS`.
+removed something. The window is the smallest of `WINDOWS` that has room for a quarter of the conversation, or
+the largest.
 
 **Needed** are the values (`judge.py`) in the next five assistant messages, their texts and the arguments of
 their calls, that the conversation had shown before the cut. Values in the system prompt, in the tools and in
@@ -61,8 +62,8 @@ from quality.tables import print_coverage, write_figures
 from compaction_proxy.providers.tokenizers import TiktokenCounter
 
 AHEAD = 5
-WINDOWS = (6_000, 12_000, 24_000)
-WINDOW_SHARE, ANSWER_SHARE = 4, 0.25
+WINDOWS = (8_000, 12_000, 24_000)
+CONVERSATION_SHARE, ANSWER_SHARE = 0.25, 0.25
 QUERY_WORDS = 24
 WAYS = ("forwarded", "forwarded + search", "cut off", "sliding window", "own summary")
 
@@ -175,11 +176,10 @@ def write_contexts(row: JsonObject, forwarded: Forwarded, tokens: Sequence[int],
     client = forwarded.client
     texts, cut = read_contents(client), len(client)
     ours = "\n".join(read_contents(forwarded.messages))
-    counts = [count for count, each in zip(tokens, client, strict=False) if not is_fixed(each)]
     found = {
         "forwarded": ours,
         "cut off": cut_off(texts, len(ours)),
-        "sliding window": slide(texts, counts, budget),
+        "sliding window": slide(texts, tokens[: len(texts)], budget),
     }
     own = list(takewhile(lambda each: each["first_kept"] < cut, row.get("compactions") or ()))
     if own:
@@ -191,12 +191,10 @@ def write_contexts(row: JsonObject, forwarded: Forwarded, tokens: Sequence[int],
 
 def play_row(player: Player, row: JsonObject, window: int, most: int) -> list[JsonObject]:
     """The judged cuts of a conversation."""
-    messages, counter = row["messages"], TiktokenCounter(lambda _: None)
+    messages = row["messages"]
     timeline = Timeline(row)
-    tokens = counter.count_each([read_text(each) for each in messages], MODEL)
-    fixed = sum(count for count, each in zip(tokens, messages, strict=True) if is_fixed(each))
-    fixed += counter.count_each([json.dumps(row.get("tools", ""))], MODEL)[0]
-    budget = int(window * (1 - ANSWER_SHARE)) - fixed
+    fixed, tokens = count_tokens(row)
+    budget = find_budget(window, fixed)
     cuts = list_cuts(messages, most)
     turns = {index + 1 for index, each in enumerate(messages) if each["role"] == "user"}
     judged = []
@@ -210,12 +208,24 @@ def play_row(player: Player, row: JsonObject, window: int, most: int) -> list[Js
     return [each for each in judged if each]
 
 
-def choose_window(row: JsonObject) -> int:
-    """The window for a conversation: the largest that it fills four times, or the smallest."""
-    tokens = sum(
-        TiktokenCounter(lambda _: None).count_each([read_text(each) for each in row["messages"]], MODEL)
-    )
-    return max([each for each in WINDOWS if each * WINDOW_SHARE <= tokens] or WINDOWS[:1])
+def count_tokens(row: JsonObject) -> tuple[int, list[int]]:
+    """The tokens of what is part of every request, and those of each other message."""
+    counter = TiktokenCounter(lambda _: None)
+    counts = counter.count_each([read_text(each) for each in row["messages"]], MODEL)
+    fixed = counter.count_each([json.dumps(row.get("tools", ""))], MODEL)[0]
+    fixed += sum(count for count, each in zip(counts, row["messages"], strict=True) if is_fixed(each))
+    return fixed, [count for count, each in zip(counts, row["messages"], strict=True) if not is_fixed(each)]
+
+
+def find_budget(window: int, fixed: int) -> int:
+    """The tokens for a conversation in a window: less the answer and what is part of every request."""
+    return int(window * (1 - ANSWER_SHARE)) - fixed
+
+
+def choose_window(fixed: int, tokens: int) -> int:
+    """The smallest window whose budget is a quarter of the conversation, or the largest."""
+    fitting = [each for each in WINDOWS if find_budget(each, fixed) >= tokens * CONVERSATION_SHARE]
+    return min(fitting or WINDOWS[-1:])
 
 
 def play_rows(rows: Sequence[JsonObject], summary: str, keep: Path | None, most: int) -> list[JsonObject]:
@@ -223,7 +233,10 @@ def play_rows(rows: Sequence[JsonObject], summary: str, keep: Path | None, most:
     kept = keep.read_text("utf-8").splitlines() if keep and keep.exists() else []
     lines = [each for each in map(json.loads, kept) if each["summary"] == summary]
     done = {each["conversation"] for each in lines}
-    left = [(choose_window(row), row) for row in rows if row["id"] not in done]
+    left = []
+    for row in (each for each in rows if each["id"] not in done):
+        fixed, tokens = count_tokens(row)
+        left.append((choose_window(fixed, sum(tokens)), row))
     for window in sorted({window for window, _ in left}):
         with open_player(summary, window, "") as player:
             for row in (row for each, row in left if each == window):
