@@ -273,7 +273,7 @@ def test_answers_of_a_reader_are_kept_and_asked_once(bench: Any, folder: Path) -
 
 def test_a_conversation_is_played_judged_and_kept(bench: Any, tmp_path: Path) -> None:
     lines = (ROOT / "tests/fixtures/frontier_conversations.jsonl").read_text().splitlines()
-    (tmp_path / "rows.jsonl").write_text(next(line for line in lines if '"tau-airline-t5-r1"' in line))
+    (tmp_path / "rows.jsonl").write_text(next(line for line in lines if '"aider-2024-08-11"' in line))
     arguments = [str(tmp_path), "--cuts", "2", "--keep", str(tmp_path / "kept"), "--json"]
     bench.coverage.main([*arguments, str(tmp_path / "one")])
     bench.coverage.main([*arguments, str(tmp_path / "two")])
