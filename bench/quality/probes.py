@@ -10,7 +10,8 @@ each question with one of these texts:
 
 - `full history`: all messages, if they have at most `FULL_TOKENS` tokens.
 - `forwarded`: what reached the provider.
-- `forwarded + search`: and what one call of the tool `memory_search` returns for the words of the question.
+- `forwarded + search`: and what one call of the tool `memory_search` returns for the words of the question,
+  without its quotation marks, which would ask for a phrase.
 - `cut off`: the last characters of the conversation, as many as were forwarded.
 - `oracle`: only the passage with the answer. What the reader misses here it cannot read.
 
@@ -29,6 +30,7 @@ import argparse
 import hashlib
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,7 +83,7 @@ def make_task(
         asked.append(
             asdict(question)
             | {"removed": is_removed, "oracle": find_passage(forwarded.client, question)}
-            | {"found": player.search(row, question.text)}
+            | {"found": player.search(row, " ".join(re.findall(r"[\w./@-]*\w", question.text)))}
         )
     return {
         "conversation": row["id"],
@@ -263,6 +265,23 @@ def make_figures(judged: Sequence[JsonObject], seed: int) -> list[JsonObject]:
     return found
 
 
+def make_kinds(judged: Sequence[JsonObject]) -> list[JsonObject]:
+    """The shares of each way by the kind of the question, over all cuts."""
+    found = []
+    for kind in sorted({each["kind"] for each in judged}):
+        figure: JsonObject = {"kind": kind}
+        for way in WAYS:
+            own = [each for each in judged if (each["kind"], each["way"]) == (kind, way)]
+            read = [each for each in own if each["right"] is not None]
+            figure[way] = {
+                "of": len(own),
+                "present": find_share([(each["present"], 1) for each in own]),
+                "right": find_share([(each["right"], 1) for each in read]),
+            }
+        found.append(figure)
+    return found
+
+
 def choose_rows(rows: Sequence[JsonObject], number: int, seed: int) -> list[JsonObject]:
     """So many conversations that may be compacted, of each kind in turn."""
     kinds: dict[str, list[JsonObject]] = {}
@@ -310,6 +329,7 @@ def main(arguments: Sequence[str]) -> None:
         "size": find_share([(each["size"], 1) for each in tasks]),
         "answered": sum(each["right"] is not None for each in judged),
         "figures": make_figures(judged, options.seed),
+        "kinds": make_kinds(judged),
     }
     print_probes(measured)
     if options.json:

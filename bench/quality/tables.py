@@ -20,6 +20,10 @@ def show_share(figure: Figures) -> str:
     return f"{figure['share']:.3f} ({low:.3f} to {high:.3f})"
 
 
+def _show(share: float | None) -> str:
+    return "-" if share is None else f"{share:.3f}"
+
+
 def _list_rows(head: list[str], left: int, rows: list[list[object]]) -> str:
     rule = ["---"] * left + ["---:"] * (len(head) - left)
     lines = [head, rule, *([str(cell) for cell in row] for row in rows)]
@@ -57,13 +61,21 @@ def list_probes(measured: Figures) -> Iterator[str]:
     rows: list[list[object]] = []
     for each in measured["figures"]:
         present, removed, right = each["present"], each["present_removed"], each["right"]
-        loss = [f"{each['write_loss']:.3f}", "-" if each["read_loss"] is None else f"{each['read_loss']:.3f}"]
+        loss = [_show(each["write_loss"]), _show(each["read_loss"])]
         shares = [show_share(present), present["of"], show_share(removed), removed["of"]]
         rows.append(
             [each["after"], each["way"], *shares, show_share(right), show_share(each["of_full"]), *loss]
         )
     head = ["after", "text", "present", "of", "present, removed", "of", "right", "right of full"]
     yield _list_rows([*head, "write loss", "read loss"], 2, rows)
+    ways = [way for way in measured["kinds"][0] if way != "kind"] if measured["kinds"] else []
+    name = "right" if measured["answered"] else "present"
+    kinds = [
+        [each["kind"], each["oracle"]["of"], *(_show(each[way][name]) for way in ways)]
+        for each in measured["kinds"]
+    ]
+    yield f"The same by the kind of the question, over all cuts ({name}):"
+    yield _list_rows(["question", "of", *ways], 1, kinds)
     if not measured["answered"]:
         yield "No reader answered: the answers are not measured, only whether they are present."
 
