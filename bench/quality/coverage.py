@@ -18,7 +18,8 @@ The ways, for the same cuts:
 
 - `forwarded`: what reached the provider.
 - `forwarded + search`: the value is forwarded, or one call of the tool `memory_search` returns it. The query
-  has the words of the use's line and of the user's latest message, without values that are not forwarded.
+  has the words of the line of the use without values that are not forwarded, and of the user's latest message
+  if these are fewer than three.
 - `cut off`: the last characters of the conversation, as many as were forwarded.
 - `sliding window`: the newest whole messages that fit the window, less a quarter for the answer.
 - `own summary`: the summary that the client's own compaction wrote, and the messages after it. A row holds
@@ -64,7 +65,7 @@ from compaction_proxy.providers.tokenizers import TiktokenCounter
 AHEAD = 5
 WINDOWS = (8_000, 12_000, 24_000)
 CONVERSATION_SHARE, ANSWER_SHARE = 0.25, 0.25
-QUERY_WORDS = 24
+QUERY_WORDS, LEAST_QUERY_WORDS = 24, 3
 WAYS = ("forwarded", "forwarded + search", "cut off", "sliding window", "own summary")
 
 
@@ -128,12 +129,20 @@ def list_cuts(messages: Sequence[JsonObject], most: int) -> list[int]:
 
 
 def write_query(need: Need, said: str, is_at_hand: Callable[[str], bool]) -> str:
-    """What to search for: the words of the use and of the user, without any value that is not at hand."""
-    text = f"{need.line}\n{said}"
+    """What to search for: the words of the use, without values that are not at hand.
+
+    A use with few words is searched for with the words of the user, too.
+    """
+    words = _list_words(need.line, is_at_hand)
+    if len(words) < LEAST_QUERY_WORDS:
+        words = list(dict.fromkeys([*words, *_list_words(said, is_at_hand)]))
+    return " ".join(words[:QUERY_WORDS]) or "value"
+
+
+def _list_words(text: str, is_at_hand: Callable[[str], bool]) -> list[str]:
     hidden = sorted((each for each in find_values(text) if not is_at_hand(each)), key=len, reverse=True)
     shown = re.sub("|".join(map(re.escape, hidden)), " ", text) if hidden else text
-    words = re.findall(r"[\w./-]*[^\W\d_]{3,}[\w./-]*", shown)
-    return " ".join(list(dict.fromkeys(words))[:QUERY_WORDS]) or "value"
+    return list(dict.fromkeys(re.findall(r"[\w./-]*[^\W\d_]{3,}[\w./-]*", shown)))
 
 
 def judge_cut(
