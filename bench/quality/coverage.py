@@ -336,7 +336,11 @@ def main(arguments: Sequence[str]) -> None:
     for summary in options.summary.split(","):
         lines = play_rows(chosen, summary, options.keep, 6 if options.quick else options.cuts)
         figures = make_figures(lines, options.seed)
-        run = {"summary": summary, "conversations": len(lines), "figures": figures}
+        run = {
+            "summary": summary,
+            "conversations": sum(bool(each["cuts"]) for each in lines),
+            "figures": figures,
+        }
         measured["runs"].append(run)
         print_coverage(measured | {"runs": [run]})
         _show_misses(lines, options.show)
