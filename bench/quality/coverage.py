@@ -47,16 +47,16 @@ from frontier_lists import Forwarded
 from player import FIXTURES, MODEL, Player, open_player, read_rows
 from quality.judge import (
     JsonObject,
-    cut_off,
     find_interval,
     find_share,
     find_values,
-    holds,
+    has_value,
     is_fixed,
+    keep_end,
+    keep_newest,
     read_contents,
     read_keys,
     read_text,
-    slide,
 )
 from quality.tables import print_coverage, write_figures
 
@@ -113,7 +113,7 @@ class Timeline:
             for value in self._values[index]:
                 if is_use and value not in known and self._first[value] < cut:
                     lines = read_text(self._messages[index]).splitlines()
-                    yield Need(value, next((line for line in lines if holds(line, value)), value))
+                    yield Need(value, next((line for line in lines if has_value(line, value)), value))
             known.update(self._values[index])
 
 
@@ -153,16 +153,16 @@ def judge_cut(
     if not needs or not forwarded.is_compacted:
         return None
     kept = "\n".join(read_contents([each for each in forwarded.client if forwarded.holds(each)]))
-    removed = [not holds(kept, need.value) for need in needs]
-    hits = {way: [holds(text, need.value) for need in needs] for way, text in texts.items()}
+    removed = [not has_value(kept, need.value) for need in needs]
+    hits = {way: [has_value(text, need.value) for need in needs] for way, text in texts.items()}
     ours = texts["forwarded"]
     said = next(read_text(each) for each in reversed(forwarded.client) if each["role"] == "user")
     hits["forwarded + search"] = list(hits["forwarded"])
     misses = []
     for place, need in enumerate(needs):
         if not hits["forwarded"][place]:
-            query = write_query(need, said, lambda value: value in timeline.known or holds(ours, value))
-            is_found = hits["forwarded + search"][place] = holds(player.search(row, query), need.value)
+            query = write_query(need, said, lambda value: value in timeline.known or has_value(ours, value))
+            is_found = hits["forwarded + search"][place] = has_value(player.search(row, query), need.value)
             misses.append(asdict(need) | {"query": query, "is_found": is_found})
     full = sum(map(len, read_contents(forwarded.client)))
     return {
@@ -187,8 +187,8 @@ def write_contexts(row: JsonObject, forwarded: Forwarded, tokens: Sequence[int],
     ours = "\n".join(read_contents(forwarded.messages))
     found = {
         "forwarded": ours,
-        "cut off": cut_off(texts, len(ours)),
-        "sliding window": slide(texts, tokens[: len(texts)], budget),
+        "cut off": keep_end(texts, len(ours)),
+        "sliding window": keep_newest(texts, tokens[: len(texts)], budget),
     }
     own = list(takewhile(lambda each: each["first_kept"] < cut, row.get("compactions") or ()))
     if own:

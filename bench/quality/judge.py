@@ -39,11 +39,11 @@ def read_text(message: Mapping[str, Any]) -> str:
     lines = [held]
     for call in message.get("tool_calls") or ():
         name, given = call["function"]["name"], call["function"]["arguments"]
-        lines += [f"{name} {names}: {text}" for names, text in read_leaves(_parse(given))]
+        lines += [f"{name} {names}: {text}" for names, text in read_leaves(_parse_json(given))]
     return "\n".join(filter(None, lines))
 
 
-def _parse(text: str) -> object:
+def _parse_json(text: str) -> object:
     try:
         return json.loads(text)
     except ValueError:
@@ -64,7 +64,7 @@ def read_leaves(node: object, names: str = "") -> Iterator[tuple[str, str]]:
 
 def read_keys(arguments: str) -> list[str]:
     """The names of the arguments of a call, inner ones too."""
-    return [names for names, _ in read_leaves(_parse(arguments))]
+    return [names for names, _ in read_leaves(_parse_json(arguments))]
 
 
 def is_fixed(message: Mapping[str, Any]) -> bool:
@@ -83,12 +83,12 @@ def find_values(text: str) -> list[str]:
     return list(dict.fromkeys(token for token in tokens if _VALUE.fullmatch(token)))
 
 
-def holds(text: str, value: str) -> bool:
+def has_value(text: str, value: str) -> bool:
     """Whether a text holds a value that no letter and no digit continues."""
     return value in text and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text))
 
 
-def cut_off(texts: Sequence[str], characters: int) -> str:
+def keep_end(texts: Sequence[str], characters: int) -> str:
     """The last characters of a conversation."""
     kept: list[str] = []
     for text in reversed(texts):
@@ -99,7 +99,7 @@ def cut_off(texts: Sequence[str], characters: int) -> str:
     return "\n".join(reversed(kept))
 
 
-def slide(texts: Sequence[str], tokens: Sequence[int], budget: int) -> str:
+def keep_newest(texts: Sequence[str], tokens: Sequence[int], budget: int) -> str:
     """The newest whole messages of a conversation within a number of tokens."""
     kept: list[str] = []
     for text, count in zip(reversed(texts), reversed(tokens), strict=True):

@@ -44,8 +44,8 @@ import httpx
 from frontier_lists import Forwarded
 from player import FIXTURES, MODEL, Player, open_player, read_rows
 from quality.coverage import list_cuts
-from quality.judge import JsonObject, cut_off, find_interval, find_share, read_contents
-from quality.questions import Question, find_passage, holds_plain, make_questions
+from quality.judge import JsonObject, find_interval, find_share, keep_end, read_contents
+from quality.questions import Question, find_passage, has_plain_value, make_questions
 from quality.tables import print_probes, write_figures
 
 from compaction_proxy.providers.tokenizers import TiktokenCounter
@@ -63,8 +63,8 @@ ORDER = "Answer with the exact value only, as the text writes it."
 
 def is_right(said: str, question: Mapping[str, Any]) -> bool:
     """Whether an answer is the value or contains it, and none that it replaced."""
-    return holds_plain(said, question["answer"]) and not any(
-        holds_plain(said, old) for old in question["stale"]
+    return has_plain_value(said, question["answer"]) and not any(
+        has_plain_value(said, old) for old in question["stale"]
     )
 
 
@@ -74,7 +74,7 @@ def make_task(
     """The texts of a cut, and its questions with what belongs to one of them."""
     texts = read_contents(forwarded.client)
     ours = "\n".join(read_contents(forwarded.messages))
-    contexts = {"forwarded": ours, "cut off": cut_off(texts, len(ours))}
+    contexts = {"forwarded": ours, "cut off": keep_end(texts, len(ours))}
     if sum(TiktokenCounter(lambda _: None).count_each(texts, MODEL)) <= FULL_TOKENS:
         contexts["full history"] = "\n".join(texts)
     asked = []
@@ -211,14 +211,14 @@ def judge_answers(tasks: Sequence[JsonObject], answers: Mapping[str, str]) -> li
                 "question": f"{task['conversation']} {task['cut']} {question['text']}",
                 "kind": question["kind"],
                 "removed": question["removed"],
-                "present": holds_plain(write_context(way, task, question) or "", question["answer"]),
+                "present": has_plain_value(write_context(way, task, question) or "", question["answer"]),
                 "right": None if said is None else is_right(said, question),
             }
         )
     return judged
 
 
-def _measure(judged: Sequence[JsonObject], name: str, seed: int) -> JsonObject:
+def _measure_share(judged: Sequence[JsonObject], name: str, seed: int) -> JsonObject:
     groups: dict[str, list[tuple[float, float]]] = {}
     for each in judged:
         if each[name] is not None:
@@ -227,7 +227,7 @@ def _measure(judged: Sequence[JsonObject], name: str, seed: int) -> JsonObject:
     return {"share": find_share(flat), "of": len(flat), "interval": find_interval(groups, seed)}
 
 
-def _compare(
+def _compare_with_full(
     judged: Sequence[JsonObject], full: Mapping[str, JsonObject], name: str, seed: int
 ) -> JsonObject:
     """The hits of a way for each hit of the full history, over the questions that have both."""
@@ -254,10 +254,10 @@ def make_figures(judged: Sequence[JsonObject], seed: int) -> list[JsonObject]:
                 {
                     "after": after,
                     "way": way,
-                    "present": _measure(of_way, "present", seed),
-                    "present_removed": _measure([e for e in of_way if e["removed"]], "present", seed),
-                    "right": _measure(read, "right", seed),
-                    "of_full": _compare(read, full, "right", seed),
+                    "present": _measure_share(of_way, "present", seed),
+                    "present_removed": _measure_share([e for e in of_way if e["removed"]], "present", seed),
+                    "right": _measure_share(read, "right", seed),
+                    "of_full": _compare_with_full(read, full, "right", seed),
                     "write_loss": find_share([(not each["present"], 1) for each in of_way]),
                     "read_loss": find_share([(each["present"] and not each["right"], 1) for each in read]),
                 }
@@ -285,8 +285,10 @@ def make_kinds(judged: Sequence[JsonObject]) -> list[JsonObject]:
 def choose_rows(rows: Sequence[JsonObject], number: int, seed: int) -> list[JsonObject]:
     """So many conversations that may be compacted, of each kind in turn."""
     kinds: dict[str, list[JsonObject]] = {}
-    long = [row for row in rows if len(json.dumps([row["messages"], row.get("tools")])) >= LEAST_CHARACTERS]
-    for row in long:
+    compacted = [
+        row for row in rows if len(json.dumps([row["messages"], row.get("tools")])) >= LEAST_CHARACTERS
+    ]
+    for row in compacted:
         kinds.setdefault(row["id"].partition("-")[0], []).append(row)
     rng = random.Random(seed)
     for of_kind in kinds.values():

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from quality.judge import JsonObject, find_values, holds, is_fixed, read_contents, read_leaves, read_text
+from quality.judge import JsonObject, find_values, has_value, is_fixed, read_contents, read_leaves, read_text
 
 SHORTEST, LONGEST = 3, 60
 ANSWER_WORDS = 5
@@ -136,8 +136,8 @@ def _ask_gaps(messages: Sequence[JsonObject]) -> Iterator[Question]:
             continue
         for sentence in _SENTENCE.split(read_text(message)):
             values = find_values(sentence)
-            is_short = len(sentence.split()) >= SENTENCE_WORDS and len(sentence) <= SENTENCE_CHARACTERS
-            if not (values and is_short and sentence[0].isalpha()):
+            is_sentence = len(sentence.split()) >= SENTENCE_WORDS and len(sentence) <= SENTENCE_CHARACTERS
+            if not (values and is_sentence and sentence[0].isalpha()):
                 continue
             gap = re.sub(rf"(?<!\w){re.escape(values[0])}(?!\w)", "___", sentence)
             kind = "rule" if _RULE.search(sentence) else "said"
@@ -149,7 +149,7 @@ def _ask_given(messages: Sequence[JsonObject], asked: Sequence[Mapping[str, Any]
         answer, sources = str(each["answer"]), tuple(each["evidence_msgs"] or ())
         is_shown = bool(sources) and max(sources) < len(messages)
         if is_shown and not each.get("adversarial") and len(answer.split()) <= ANSWER_WORDS:
-            told = [index for index in sources if holds(read_text(messages[index]), answer)]
+            told = [index for index in sources if has_value(read_text(messages[index]), answer)]
             if told:
                 yield Question("asked", each["question"], answer, (), tuple(told))
 
@@ -160,17 +160,17 @@ def is_sound(question: Question, messages: Sequence[JsonObject]) -> bool:
     is_short = SHORTEST <= len(answer) <= LONGEST and "\n" not in answer
     is_word = answer.casefold() not in {"true", "false", "null", "none"}
     is_told = bool(question.sources) and all(
-        holds_plain(read_text(messages[index]), answer) for index in question.sources
+        has_plain_value(read_text(messages[index]), answer) for index in question.sources
     )
-    is_hidden = not holds(question.text.casefold(), answer.casefold())
-    overlaps = any(holds(old, answer) or holds(answer, old) for old in question.stale)
+    is_hidden = not has_value(question.text.casefold(), answer.casefold())
+    overlaps = any(has_value(old, answer) or has_value(answer, old) for old in question.stale)
     return is_short and is_word and is_told and is_hidden and not overlaps
 
 
-def holds_plain(text: str, value: str) -> bool:
+def has_plain_value(text: str, value: str) -> bool:
     """Whether a text holds a value, whatever the case, the spaces and the escapes."""
     plain = [" ".join(each.replace('\\"', '"').split()).casefold() for each in (text, value)]
-    return holds(*plain)
+    return has_value(*plain)
 
 
 def make_questions(
@@ -184,7 +184,7 @@ def make_questions(
     makers = (_ask_values(messages), _ask_arguments(messages), _ask_paths(messages), _ask_gaps(messages))
     kinds: dict[str, list[Question]] = defaultdict(list)
     for question in chain(*makers, _ask_given(messages, asked)):
-        if is_sound(question, messages) and not holds(fixed, question.answer):
+        if is_sound(question, messages) and not has_value(fixed, question.answer):
             kinds[question.kind].append(question)
     rng = random.Random(seed)
     drawn: dict[str, Question] = {}

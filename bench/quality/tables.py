@@ -20,7 +20,7 @@ def show_share(figure: Figures) -> str:
     return f"{figure['share']:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _show(share: float | None) -> str:
+def _show_number(share: float | None) -> str:
     return "-" if share is None else f"{share:.3f}"
 
 
@@ -61,7 +61,7 @@ def list_probes(measured: Figures) -> Iterator[str]:
     rows: list[list[object]] = []
     for each in measured["figures"]:
         present, removed, right = each["present"], each["present_removed"], each["right"]
-        loss = [_show(each["write_loss"]), _show(each["read_loss"])]
+        loss = [_show_number(each["write_loss"]), _show_number(each["read_loss"])]
         shares = [show_share(present), present["of"], show_share(removed), removed["of"]]
         rows.append(
             [each["after"], each["way"], *shares, show_share(right), show_share(each["of_full"]), *loss]
@@ -71,7 +71,7 @@ def list_probes(measured: Figures) -> Iterator[str]:
     ways = [way for way in measured["kinds"][0] if way != "kind"] if measured["kinds"] else []
     name = "right" if measured["answered"] else "present"
     kinds = [
-        [each["kind"], each["oracle"]["of"], *(_show(each[way][name]) for way in ways)]
+        [each["kind"], each["oracle"]["of"], *(_show_number(each[way][name]) for way in ways)]
         for each in measured["kinds"]
     ]
     yield f"The same by the kind of the question, over all cuts ({name}):"

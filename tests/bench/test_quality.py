@@ -62,11 +62,11 @@ def test_words_are_no_values(bench: Any) -> None:
 
 @pytest.mark.parametrize("text", ["HAT1234", "XHAT123", "hat123", "HAT 123", ""])
 def test_a_text_without_the_whole_value_is_a_miss(bench: Any, text: str) -> None:
-    assert not bench.judge.holds(text, "HAT123")
+    assert not bench.judge.has_value(text, "HAT123")
 
 
 def test_a_text_with_the_value_is_a_hit(bench: Any) -> None:
-    assert bench.judge.holds('{"id": "HAT123"}', "HAT123")
+    assert bench.judge.has_value('{"id": "HAT123"}', "HAT123")
 
 
 def find_needs(bench: Any, messages: list[dict[str, Any]], cut: int) -> list[str]:
@@ -129,9 +129,9 @@ def test_a_cut_without_a_compaction_is_not_judged(bench: Any) -> None:
 
 def test_naive_ways_have_the_newest_text_and_no_more_than_they_may(bench: Any) -> None:
     texts = ["one one", "two two", "three"]
-    assert bench.judge.cut_off(texts, 9) == "two\nthree"
-    assert bench.judge.slide(texts, [10, 10, 10], 25) == "two two\nthree"
-    assert bench.judge.slide(texts, [10, 10, 30], 25) == ""
+    assert bench.judge.keep_end(texts, 9) == "two\nthree"
+    assert bench.judge.keep_newest(texts, [10, 10, 10], 25) == "two two\nthree"
+    assert bench.judge.keep_newest(texts, [10, 10, 30], 25) == ""
 
 
 def test_an_own_summary_stands_before_the_messages_that_were_kept(bench: Any) -> None:
