@@ -126,7 +126,7 @@ def find_interval(groups: Mapping[str, Sequence[tuple[float, float]]], seed: int
     units = [(sum(h for h, _ in each), sum(n for _, n in each)) for each in groups.values()]
     if len(units) < LEAST_CONVERSATIONS:
         units = [count for each in groups.values() for count in each]
-    units = [each for each in units if each[1]]
+    units = [each for each in units if any(each)]
     if not units:
         return None
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ Each is played as it grew through the installed command, as a process, with a sm
 1, 3 and 5 it is cut, and code makes questions about what it holds so far (`questions.py`). The reader gets
 each question with one of these texts:
 
-- `full history`: all messages, if they have at most `FULL_TOKENS` tokens.
+- `full history`: all messages, if they have at most 6,000 tokens (`--full-tokens`).
 - `forwarded`: what reached the provider.
 - `forwarded + search`: and what one call of the tool `memory_search` returns for the words of the question,
   without its quotation marks, which would ask for a phrase.
@@ -69,13 +69,13 @@ def is_right(said: str, question: Mapping[str, Any]) -> bool:
 
 
 def make_task(
-    player: Player, row: JsonObject, forwarded: Forwarded, questions: Sequence[Question]
+    player: Player, row: JsonObject, forwarded: Forwarded, questions: Sequence[Question], full_tokens: int
 ) -> JsonObject:
     """The texts of a cut, and its questions with what belongs to one of them."""
     texts = read_contents(forwarded.client)
     ours = "\n".join(read_contents(forwarded.messages))
     contexts = {"forwarded": ours, "cut off": keep_end(texts, len(ours))}
-    if sum(TiktokenCounter(lambda _: None).count_each(texts, MODEL)) <= FULL_TOKENS:
+    if sum(TiktokenCounter(lambda _: None).count_each(texts, MODEL)) <= full_tokens:
         contexts["full history"] = "\n".join(texts)
     asked = []
     for question in questions:
@@ -95,7 +95,7 @@ def make_task(
     }
 
 
-def play_row(player: Player, row: JsonObject, most: int, seed: int) -> list[JsonObject]:
+def play_row(player: Player, row: JsonObject, options: argparse.Namespace) -> list[JsonObject]:
     """The tasks of a conversation: one where each of `ROUNDS` is first in force."""
     messages, tasks, left = row["messages"], [], list(ROUNDS)
 
@@ -104,9 +104,11 @@ def play_row(player: Player, row: JsonObject, most: int, seed: int) -> list[Json
             return
         while left and left[0] <= forwarded.round:
             rounds = left.pop(0)
-        questions = make_questions(messages[:cut], row.get("qa", ()), most, f"{seed} {row['id']} {cut}")
+        seed = f"{options.seed} {row['id']} {cut}"
+        questions = make_questions(messages[:cut], row.get("qa", ()), options.most, seed)
         if questions:
-            tasks.append(make_task(player, row, forwarded, questions) | {"after": rounds})
+            task = make_task(player, row, forwarded, questions, options.full_tokens)
+            tasks.append(task | {"after": rounds})
 
     for cut in list_cuts(messages, len(messages)):
         if left:
@@ -136,9 +138,7 @@ def play_rows(rows: Sequence[JsonObject], options: argparse.Namespace) -> list[J
     if left:
         with open_player(options.summary, WINDOW, "") as player:
             for row in left:
-                kept.append(
-                    {"conversation": row["id"], "tasks": play_row(player, row, options.most, options.seed)}
-                )
+                kept.append({"conversation": row["id"], "tasks": play_row(player, row, options)})
                 append_line(options.tasks, kept[-1])
                 print(f"{row['id']}: {len(kept[-1]['tasks'])} cuts", file=sys.stderr)
     return [task for each in kept for task in each["tasks"]]
@@ -306,6 +306,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--summary", default="none", help="none or poor")
     parser.add_argument("--rows", type=int, default=48, help="most conversations, of each kind in turn")
     parser.add_argument("--most", type=int, default=6, help="most questions of a cut")
+    parser.add_argument("--full-tokens", type=int, default=FULL_TOKENS, help="most of a full history")
     parser.add_argument("--quick", action="store_true", help="eight conversations")
     parser.add_argument("--seed", type=int, default=26)
     parser.add_argument("--tasks", type=Path, help="keep texts and questions in this file")

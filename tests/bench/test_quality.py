@@ -150,6 +150,7 @@ def test_intervals_hold_the_share_and_follow_from_the_seed(bench: Any) -> None:
     assert 0 < low < share < high < 1
     assert bench.judge.find_interval(groups, 1) == (low, high)
     assert bench.judge.find_interval({"row": []}, 1) is None
+    assert bench.judge.find_interval({"a": [(1, 0), (1, 2)]}, 1)[1] == 1, "a ratio counts what only one has"
 
 
 def ask(bench: Any, messages: list[dict[str, Any]], **options: Any) -> dict[str, tuple[str, str]]:
