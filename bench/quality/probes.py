@@ -327,6 +327,7 @@ def main(arguments: Sequence[str]) -> None:
     measured = {
         "seed": options.seed,
         "summary": options.summary,
+        "full_tokens": options.full_tokens,
         "conversations": len({each["conversation"] for each in tasks}),
         "questions": sum(len(each["questions"]) for each in tasks),
         "size": find_share([(each["size"], 1) for each in tasks]),

@@ -61,7 +61,8 @@ def list_probes(measured: Figures) -> Iterator[str]:
     size = "" if measured["size"] is None else f", {measured['size']:.0%} of the characters forwarded"
     yield (
         f"{measured['questions']} questions, {measured['conversations']} conversations{size}. "
-        f"Summary model: {measured['summary']}. Seed {measured['seed']}."
+        f"Full histories have at most {measured['full_tokens']:,} tokens. Summary model: {measured['summary']}. "
+        f"Seed {measured['seed']}."
     )
     rows: list[list[object]] = []
     for each in measured["figures"]:
