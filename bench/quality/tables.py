@@ -61,8 +61,8 @@ def list_probes(measured: Figures) -> Iterator[str]:
     size = "" if measured["size"] is None else f", {measured['size']:.0%} of the characters forwarded"
     yield (
         f"{measured['questions']} questions, {measured['conversations']} conversations{size}. "
-        f"Full histories have at most {measured['full_tokens']:,} tokens. Summary model: {measured['summary']}. "
-        f"Seed {measured['seed']}."
+        f"Full histories have at most {measured['full_tokens']:,} tokens. "
+        f"Summary model: {measured['summary']}. Seed {measured['seed']}."
     )
     rows: list[list[object]] = []
     for each in measured["figures"]:
@@ -103,4 +103,4 @@ def print_probes(measured: Figures) -> None:
 def write_figures(path: Path, name: str, measured: Figures) -> None:
     """Puts the figures of a program into a file of JSON, under its name; those of the other one stay."""
     held = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    path.write_text(json.dumps(held | {name: measured}, indent=1, sort_keys=True) + "\n", "utf-8")
+    path.write_text(json.dumps(held | {name: measured}, indent=1) + "\n", "utf-8")
