@@ -82,10 +82,10 @@ def list_probes(measured: Figures) -> Iterator[str]:
     ]
     yield f"The same by the kind of the question, over all cuts ({name}):"
     yield _list_rows(["question", "of", *ways], 1, kinds)
-    shares = {
+    of_full = {
         each["way"]: each["of_full"]["share"] for each in measured["figures"] if each["after"] == GOAL_ROUND
     }
-    yield from _list_goals(PROBE_GOALS, shares, f" of the full history after {GOAL_ROUND} compactions")
+    yield from _list_goals(PROBE_GOALS, of_full, f" of the full history after {GOAL_ROUND} compactions")
     if not measured["answered"]:
         yield "No reader answered: the answers are not measured, only whether they are present."
 
