@@ -8,7 +8,7 @@ UV_RUN := ./.ci/uv run --frozen
 PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-system test-all test-agents test-hostile lint types check bench pages docs sbom dist audit hooks
+.PHONY: help demo serve test test-system test-all test-agents test-hostile lint types check bench bench-quality pages docs sbom dist audit hooks
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ types: ## check types
 
 bench: ## measure throughput compared with nginx
 	@$(UV_RUN) python bench/throughput.py $(ARGS)
+
+# ARGS may begin with a folder of conversations: make bench-quality ARGS="FOLDER --json docs/quality.json"
+bench-quality: ## measure what is still at hand after compactions; ARGS="--quick" takes minutes
+	@$(UV_RUN) python bench/quality/coverage.py $(ARGS)
+	@$(UV_RUN) python bench/quality/probes.py $(ARGS)
 
 pages: ## update the generated parts of config.yaml, README.md and docs/
 	@$(UV_RUN) python .ci/config_reference.py

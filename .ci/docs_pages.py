@@ -4,8 +4,9 @@
 
 docs/clients.md has what `connect` prints and the results of the client suite and of the agents,
 docs/upgrade.md the keys that wait for a restart, docs/modules.md the purpose of each module,
-docs/llms.txt the list of pages, docs/demo.md the output of the demo, and README.md a part of it. The
-repository on GitHub has the name that [project.urls] in pyproject.toml has.
+docs/llms.txt the list of pages, docs/quality.md the figures of docs/quality.json, docs/demo.md the output of
+the demo, and README.md a part of it. The repository on GitHub has the name that [project.urls] in
+pyproject.toml has.
 .ci/check_docs.py compares them.
 """
 
@@ -14,6 +15,7 @@ repository on GitHub has the name that [project.urls] in pyproject.toml has.
 import ast
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,6 +28,10 @@ from compaction_proxy.cli.demo.run import render_table
 from compaction_proxy.config.config import RESTART_KEYS
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "bench"))
+
+from quality.tables import list_coverage, list_probes  # noqa: E402 - of the benchmark
+
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "proxy" / "compaction_proxy"
 # The files that name the repository on GitHub or its owner.
@@ -310,6 +316,15 @@ def name_repository(text: str) -> str:
     return re.sub(r"^\* @[\w-]+", f"* @{owner}", text, flags=re.MULTILINE)
 
 
+def quality_page() -> str:
+    """Returns docs/quality.md with the figures of docs/quality.json."""
+    page, figures = (DOCS / "quality.md").read_text("utf-8"), DOCS / "quality.json"
+    measured = json.loads(figures.read_text("utf-8"))
+    for name, list_paragraphs in (("coverage", list_coverage), ("probes", list_probes)):
+        page = between(page, f"quality:{name}", "\n\n".join(list_paragraphs(measured[name])))
+    return page
+
+
 def generated() -> dict[Path, str]:
     """What each file should hold."""
     upgrade, modules = DOCS / "upgrade.md", DOCS / "modules.md"
@@ -320,6 +335,7 @@ def generated() -> dict[Path, str]:
         DOCS / "clients.md": clients_page(),
         upgrade: between(upgrade.read_text("utf-8"), "reload", waiting_keys()),
         modules: between(modules.read_text("utf-8"), "modules", described),
+        DOCS / "quality.md": quality_page(),
         DOCS / "llms.txt": llms(),
         demo: between(demo.read_text("utf-8"), "demo", f"```text\n{played}```"),
         readme: between(readme.read_text("utf-8"), "demo", f"```text\n{shorten_demo(played)}```"),

@@ -86,12 +86,14 @@ class Forwarded:
         messages: The messages that were forwarded.
         status: The proxy's status header.
         session: The proxy's id of the conversation.
+        round: The number of the compaction in force; 0: none.
     """
 
     client: Sequence[JsonObject]
     messages: Sequence[JsonObject]
     status: str
     session: str
+    round: int = 0
 
     @property
     def stand_ins(self) -> list[str]:
