@@ -23,8 +23,8 @@ from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply,
 
 MB = 1_000_000
 # Processor seconds that one step may keep the event loop: for bodies of at most 8 MB, and for the largest. A
-# machine that needs more than `REFERENCE_S` for `REFERENCE_STEPS` additions may take as many times longer. The
-# bounds are 20 and 60 ms; the reference tells the speed of a machine to about a half.
+# machine that needs more than `REFERENCE_S` for `REFERENCE_STEPS` additions may take as many times longer.
+# The bounds are 20 and 60 ms; the reference tells the speed of a machine to about a half.
 TOLERANCE = 1.5
 MOST_HELD_S, MOST_HELD_BY_LARGEST_S = TOLERANCE * 0.020, TOLERANCE * 0.060
 REFERENCE_STEPS, REFERENCE_S = 100_000, 0.005
