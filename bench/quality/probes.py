@@ -165,7 +165,7 @@ def make_request(context: str, question: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def find_digest(request: JsonObject) -> str:
+def compute_digest(request: JsonObject) -> str:
     """The name of a request in the file of answers."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
@@ -187,7 +187,7 @@ def ask_reader(
     until = time.monotonic() + 60 * options.minutes
     with httpx.Client(timeout=READER_LIMIT_S) as client:
         for _, _, _, request in list_requests(tasks):
-            digest = find_digest(request)
+            digest = compute_digest(request)
             if digest in answers:
                 continue
             if time.monotonic() > until:
@@ -202,7 +202,7 @@ def judge_answers(tasks: Sequence[JsonObject], answers: Mapping[str, str]) -> li
     """Of each question and way: whether its text holds the answer, and whether the reader gave it."""
     judged = []
     for task, way, question, request in list_requests(tasks):
-        said = answers.get(find_digest(request))
+        said = answers.get(compute_digest(request))
         judged.append(
             {
                 "conversation": task["conversation"],

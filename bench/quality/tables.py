@@ -14,7 +14,7 @@ COVERAGE_GOALS = {"forwarded": 0.80, "forwarded + search": 0.95}
 PROBE_GOALS, GOAL_ROUND = {"forwarded": 0.85, "forwarded + search": 0.95}, 5
 
 
-def show_share(figure: Figures) -> str:
+def format_share(figure: Figures) -> str:
     """A share with its interval, or a dash if there are no cases."""
     if figure["share"] is None:
         return "-"
@@ -22,7 +22,7 @@ def show_share(figure: Figures) -> str:
     return f"{figure['share']:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _show_number(share: float | None) -> str:
+def _format_number(share: float | None) -> str:
     return "-" if share is None else f"{share:.3f}"
 
 
@@ -49,7 +49,7 @@ def list_coverage(measured: Figures) -> Iterator[str]:
         for each in run["figures"]:
             needed, removed = each["needed"], each["removed"]
             size = "" if each["size"] is None else f"{each['size']:.0%}"
-            cells = [show_share(needed), needed["of"], show_share(removed), removed["of"], size]
+            cells = [format_share(needed), needed["of"], format_share(removed), removed["of"], size]
             rows.append([each["kind"], each["way"], *cells])
         yield _list_rows(["kind", "way", "needed", "of", "removed", "of", "characters"], 2, rows)
         shares = {each["way"]: each["needed"]["share"] for each in run["figures"] if each["kind"] == "all"}
@@ -67,17 +67,17 @@ def list_probes(measured: Figures) -> Iterator[str]:
     rows: list[list[object]] = []
     for each in measured["figures"]:
         present, removed, right = each["present"], each["present_removed"], each["right"]
-        loss = [_show_number(each["write_loss"]), _show_number(each["read_loss"])]
-        shares = [show_share(present), present["of"], show_share(removed), removed["of"]]
+        loss = [_format_number(each["write_loss"]), _format_number(each["read_loss"])]
+        shares = [format_share(present), present["of"], format_share(removed), removed["of"]]
         rows.append(
-            [each["after"], each["way"], *shares, show_share(right), show_share(each["of_full"]), *loss]
+            [each["after"], each["way"], *shares, format_share(right), format_share(each["of_full"]), *loss]
         )
     head = ["after", "text", "present", "of", "present, removed", "of", "right", "right of full"]
     yield _list_rows([*head, "write loss", "read loss"], 2, rows)
     ways = [way for way in measured["kinds"][0] if way != "kind"] if measured["kinds"] else []
     name = "right" if measured["answered"] else "present"
     kinds = [
-        [each["kind"], each["oracle"]["of"], *(_show_number(each[way][name]) for way in ways)]
+        [each["kind"], each["oracle"]["of"], *(_format_number(each[way][name]) for way in ways)]
         for each in measured["kinds"]
     ]
     yield f"The same by the kind of the question, over all cuts ({name}):"

@@ -197,20 +197,17 @@ async def test_statistics_can_be_those_of_one_model_or_key(bench: Bench) -> None
     assert [report.total.requests for report in by] == [3, 5, 0]
 
 
-async def test_a_client_key_has_the_labels_of_its_conversations(bench: Bench) -> None:
-    await bench.exchange(ONE, NOW - 5, label="nightly")
-    await bench.exchange(TWO, NOW - 4, label="nightly")
-    await bench.exchange(THREE, NOW - 3, label="desk")
-    assert await bench.queries.list_key_labels() == {derive_client_key_name(TENANT): ["desk", "nightly"]}
-
-
-async def test_a_conversation_has_the_name_that_is_stored(bench: Bench) -> None:
+async def test_recent_conversations_have_their_key_label_title_and_name(bench: Bench) -> None:
     for name, caption in ((ONE, Caption("desk", "Fix it")), (TWO, Caption("night")), (THREE, Caption())):
-        bench.parts.journal.record_exchange(
-            TENANT, name, ORIGIN, Exchange(NOW, "m", "none", 200), caption=caption
-        )
+        exchange = Exchange(NOW, "m", "none", 200, label="team-a" if name == ONE else "")
+        bench.parts.journal.record_exchange(TENANT, name, ORIGIN, exchange, caption=caption)
     await bench.parts.journal.flush()
-    assert await bench.queries.list_names() == {ONE: "Fix it", TWO: "night", THREE: ""}
+    key = derive_client_key_name(TENANT)
+    found = await bench.queries.list_recent_conversations()
+    assert {each.key for each in found} == {key}
+    assert {(each.id, each.totals.label, each.totals.name, each.totals.title) for each in found} == {
+        (ONE, "team-a", "desk", "Fix it"), (TWO, "", "night", ""), (THREE, "", "", ""),
+    }  # fmt: skip
 
 
 async def test_models_are_those_that_are_named_or_were_used_of_late() -> None:

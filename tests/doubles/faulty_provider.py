@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from compaction_proxy.cli.demo import chat
+from compaction_proxy.cli.demo.chat import JsonObject
 from compaction_proxy.cli.demo.provider import (
     ClientDepartedError,
     DemoClient,
@@ -103,6 +104,11 @@ class FaultyClient(DemoClient):
             return
         raise ClientDepartedError
 
+    async def start(self, status: int, kind: bytes, length: int | None = None) -> None:
+        """Sends the status and the headers, after the delay of the fault."""
+        await self.wait(self.fault.first_byte_s)
+        await super().start(status, kind, length)
+
     async def send_json(self, status: int, data: bytes) -> None:
         """Sends a response that is not streamed. If the fault cuts the response, sends half of the body.
 
@@ -155,13 +161,19 @@ class FaultyProvider(DemoProvider):
         except ClientDepartedError:
             self.departure_count += 1
 
-    async def _begin_answer(
+    async def _answer_request(
+        self, body: JsonObject, seen: SeenRequest, refusal: Refusal | None, client: DemoClient
+    ) -> None:
+        refusal = await self._choose_fault(seen, refusal, client)
+        await super()._answer_request(body, seen, refusal, client)
+
+    async def _choose_fault(
         self, seen: SeenRequest, refusal: Refusal | None, client: DemoClient
     ) -> Refusal | None:
-        """Chooses the fault of the response and logs the request. Waits if the fault delays the response.
+        """Gives the client the fault of its response. Returns the refusal to send; None if there is none.
 
-        If the provider already refused the request (`refusal`), the response has no fault. An error status of
-        the fault becomes a refusal.
+        A refused request gets no fault. An error status of the fault becomes a refusal. If the fault is to
+        hang, the method logs the request and waits until the client disconnects.
         """
         assert isinstance(client, FaultyClient)
         fault = self._faults.get(seen.model) or self._faults.get("*") or NO_FAULT
@@ -171,17 +183,16 @@ class FaultyProvider(DemoProvider):
         except ValueError as error:
             refusal = refusal or Refusal(f"Invalid x-demo-fault: {error}")
         if refusal:
-            fault = NO_FAULT
-        elif fault.status:
+            return refusal
+        client.fault = fault
+        if fault.status:
             code = "rate_limit_exceeded" if fault.status == 429 else None
             message = f"The demo provider returns {fault.status}, as requested."
-            refusal = Refusal(message, code=code, status=fault.status, kind="server_error")
-        refusal = await super()._begin_answer(seen, refusal, client)
-        if fault.hang and refusal is None:
-            self._log[-1] = replace(self._log[-1], status=0)
-        client.fault = fault
-        await client.wait(None if fault.hang else fault.first_byte_s)
-        return refusal
+            return Refusal(message, code=code, status=fault.status, kind="server_error")
+        if fault.hang:
+            self._log.append(replace(seen, status=0))
+            await client.wait(None)
+        return None
 
 
 def get_header(scope: Scope, name: bytes) -> bytes:

@@ -62,7 +62,8 @@ class ThreeWireProvider(FaultyProvider):
         written_tokens = 0
         if request:
             seen, written_tokens, refusal = self._check_request(wire, request, seen)
-        refusal = await self._begin_answer(seen, refusal, client)
+        refusal = await self._choose_fault(seen, refusal, client)
+        self._log_request(seen, refusal)
         if refusal:
             await client.send_json(refusal.status, wire.encode_refusal(refusal, seen.number))
         elif request:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from inspect import iscoroutinefunction
@@ -238,8 +239,9 @@ def sample(say: Callable[[str], str] = str) -> dict[str, Any]:
             (StatisticsRow(say("gpt-5.6"), counters()), StatisticsRow("local", counters(unpriced=9_308))),
             counters(),
         ),
-        "list_names": {NAME: say("deploy")},
-        "list_key_labels": {KEY: [say("team-a")]},
+        "list_recent_conversations": [
+            ListedConversation(NAME, replace(totals, title=say("deploy"), label=say("team-a")), KEY)
+        ],
         "list_recent_items": [
             FeedItem("1", COMPACTION, to_fields(event)),
             FeedItem("2", COMPACTION, to_fields(failure)),

@@ -46,10 +46,9 @@ MAX_SCANNED = 1_000
 MAX_SEARCHED_TENANTS = 32
 # `list_models` lists the models that clients used within this time, in seconds.
 RECENT_MODELS_S = 30 * 86_400.0
-# `list_models` takes the context windows of models from the conversations that were used most recently. This
-# is the maximum number of conversations that it reads for this. `list_key_labels` and `list_names` read as
-# many.
-MAX_WINDOW_SAMPLES = 200
+# Maximum number of conversations from which the names and labels on a page and the context windows of models
+# are taken.
+MAX_RECENT_CONVERSATIONS = 200
 # Length of a checkpoint id, in bytes.
 _PLACE_BYTES = 64
 # A model name in the configuration that contains one of these characters is a pattern for several models.
@@ -327,22 +326,10 @@ class ConversationQueries:
             total.add_counters(row.counters)
         return StatisticsReport(tuple(rows), total)
 
-    async def list_key_labels(self) -> dict[str, list[str]]:
-        """Returns the labels of each client key, from the conversations that were used most recently."""
-        labels: dict[str, list[str]] = {}
-        for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
-            known = labels.setdefault(each.key, [])
-            if each.totals.label and each.totals.label not in known:
-                known.append(each.totals.label)
-        return labels
-
-    async def list_names(self) -> dict[str, str]:
-        """Returns the stored title or name of each of the conversations that were used most recently.
-
-        The text is empty for a conversation without either.
-        """
-        rows = await self._list_with_totals(MAX_WINDOW_SAMPLES)
-        return {each.id: each.totals.title or each.totals.name for each in rows}
+    async def list_recent_conversations(self) -> list[ListedConversation]:
+        """Returns the conversations that were used most recently, at most `MAX_RECENT_CONVERSATIONS`."""
+        seen = await self._list_recent(MAX_RECENT_CONVERSATIONS)
+        return await self._read_totals({each.id: each.tenant for each in seen})
 
     async def list_recent_items(self, limit: int, *, failures: bool = False) -> list[FeedItem]:
         """Returns the latest events of all conversations, at most `limit`, newest first.
@@ -373,7 +360,7 @@ class ConversationQueries:
         seen = {row.label for row in rows} - {"", OTHERS[0]}
         named = {name for name in self.config.models if _GLOB.isdisjoint(name)}
         used: dict[str, int] = {}
-        for each in await self._list_with_totals(MAX_WINDOW_SAMPLES):
+        for each in await self.list_recent_conversations():
             if each.totals.window:
                 used.setdefault(each.totals.model, each.totals.window)
         origins = map_wires_to_origins(self.config.upstream).values()
@@ -459,9 +446,6 @@ class ConversationQueries:
         searched, known = set(tenants[:MAX_SEARCHED_TENANTS]), {each.id for each in seen}
         named = {each: tenant for each, tenant in derived.items() if tenant in searched or each in known}
         return {each.id: named[each.id] for each in await self._read_totals(named) if each.totals.requests}
-
-    async def _list_with_totals(self, limit: int) -> list[ListedConversation]:
-        return await self._read_totals({each.id: each.tenant for each in await self._list_recent(limit)})
 
     async def _read_totals(self, tenants: Mapping[str, str]) -> list[ListedConversation]:
         """Reads the totals of conversations. `tenants` maps the id of each conversation to its tenant."""

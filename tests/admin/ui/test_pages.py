@@ -13,6 +13,7 @@ from compaction_proxy.admin.queries import (
     CompactionRecord,
     ConversationFilter,
     ConversationPage,
+    ListedConversation,
     StatisticsReport,
 )
 from compaction_proxy.admin.ui.pages import MAX_PASTED_BYTES, STRATEGY_HINTS
@@ -32,7 +33,7 @@ from compaction_proxy.support.formatting import MINUS
 from compaction_proxy.telemetry.live_feed import COMPACTION, FeedItem
 from compaction_proxy.telemetry.statistics import ExchangeCounters, StatisticsRow
 from compaction_proxy.telemetry.usage import ExchangeEntry, Totals
-from tests.helpers.dashboard import AT, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
+from tests.helpers.dashboard import AT, KEY, NAME, PLACE, FakeAdmin, Read, counters, pages, sample
 from tests.helpers.journals import exchange
 
 ONE = f"/ui/conversations/{NAME}"
@@ -46,8 +47,7 @@ EVERY = (
 BARE = Event(COMPACTED, 1.0, place=PLACE)
 NOTHING: dict[str, Any] = {
     "get_statistics": StatisticsReport((), ExchangeCounters()),
-    "list_key_labels": {},
-    "list_names": {},
+    "list_recent_conversations": [],
     "list_archived_messages": [],
     "list_recent_items": [],
     "list_upstream_failures": ([], True),
@@ -246,8 +246,9 @@ async def test_without_usage_no_price_is_blamed_for_missing_dollars() -> None:
 
 
 async def test_only_a_proxy_that_was_used_leads_to_a_longer_period() -> None:
-    for names, is_linked in (({}, False), ({NAME: ""}, True)):
-        async with pages(FakeAdmin(NOTHING | {"list_names": names})) as client:
+    used = ListedConversation(NAME, Totals(), KEY)
+    for conversations, is_linked in (([], False), ([used], True)):
+        async with pages(FakeAdmin(NOTHING | {"list_recent_conversations": conversations})) as client:
             assert ("Look at the last 30 days" in Read((await client.get("/ui")).text).text) is is_linked
 
 

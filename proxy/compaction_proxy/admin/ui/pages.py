@@ -37,7 +37,13 @@ from compaction_proxy.admin.browser_sessions import (
     is_valid_token,
     redeem_code,
 )
-from compaction_proxy.admin.queries import CompactionRecord, ConversationFilter, Sort, estimate_hard_mark
+from compaction_proxy.admin.queries import (
+    CompactionRecord,
+    ConversationFilter,
+    ListedConversation,
+    Sort,
+    estimate_hard_mark,
+)
 from compaction_proxy.admin.ui.charts import (
     DASHES,
     DAY_S,
@@ -401,14 +407,13 @@ class PageRoutes:
         period = read_period(request, queries.now())
         model, key = _read_query(request, "model"), _read_query(request, "key")
         step, start, end = period.step_s, period.start, period.end
-        names = await get_or_none(queries.list_names())
-        over_time, by_model, by_key, labels, recent, (upstreams, _) = await asyncio.gather(
+        over_time, by_model, by_key, used, recent, (upstreams, _) = await asyncio.gather(
             get_or_none(
                 queries.get_statistics(start, end, "day" if step >= DAY_S else "hour", model=model, key=key)
             ),
             get_or_none(queries.get_statistics(start, end, "model", key=key)),
             get_or_none(queries.get_statistics(start, end, "key", model=model)),
-            get_or_none(queries.list_key_labels()),
+            get_or_none(queries.list_recent_conversations()),
             get_or_none(queries.list_recent_items(RECENT_EVENTS)),
             queries.list_upstream_failures(start, end),
         )
@@ -424,7 +429,7 @@ class PageRoutes:
             model=model,
             key=key,
             model_names=_list_choices("All models", (model, *(str(each["of"]) for each in models))),
-            key_names=_list_choices("All keys", (key, *keys), labels or {}),
+            key_names=_list_choices("All keys", (key, *keys), _list_key_labels(used or ())),
             query=urlencode({name: value for name, value in (("model", model), ("key", key)) if value}),
             step=step,
             problems=self.api.list_problems(),
@@ -436,7 +441,7 @@ class PageRoutes:
                 key=lambda row: -int(row["tokens_before"]),
             ),
             events=[each for each in events if model in {"", each.asked}],
-            names=names or {},
+            names=_list_names(used or ()),
             upstreams=upstreams,
             most_causes=OVERVIEW_CAUSES,
             charts=build_period_charts(columns, step),
@@ -638,9 +643,9 @@ class PageRoutes:
         queries = self.api.queries
         period = read_period(request, queries.now())
         model, kind = _read_query(request, "model"), _choose_value(request, "kind", FAILURE_KIND_NAMES)
-        failures, names, (upstreams, complete), sums = await asyncio.gather(
+        failures, used, (upstreams, complete), sums = await asyncio.gather(
             get_or_none(queries.list_recent_items(MAX_EVENTS, failures=True)),
-            get_or_none(queries.list_names()),
+            get_or_none(queries.list_recent_conversations()),
             queries.list_upstream_failures(period.start, period.end),
             get_or_none(queries.get_statistics(period.start, period.end, "total", model=model)),
         )
@@ -657,7 +662,7 @@ class PageRoutes:
             periods=PERIODS,
             model=model,
             model_names=_list_choices("All models", models),
-            names=names or {},
+            names=_list_names(used or ()),
             kind=kind,
             kinds=FAILURE_KIND_NAMES,
             query=urlencode({name: value for name, value in (("model", model), ("kind", kind)) if value}),
@@ -787,6 +792,21 @@ def explain_status(status: str, reason: str, size_bytes: int | None) -> str:
         return describe_status(status, reason, size_bytes)
     text = STATUS_TEXTS.get(status, status)
     return f"{text}: {describe_reason(reason)}" if reason else text
+
+
+def _list_key_labels(conversations: Iterable[ListedConversation]) -> dict[str, list[str]]:
+    """Returns the labels of each client key."""
+    labels: dict[str, list[str]] = {}
+    for each in conversations:
+        known = labels.setdefault(each.key, [])
+        if each.totals.label and each.totals.label not in known:
+            known.append(each.totals.label)
+    return labels
+
+
+def _list_names(conversations: Iterable[ListedConversation]) -> dict[str, str]:
+    """Returns the stored title or name of each conversation, empty if it has neither."""
+    return {each.id: each.totals.title or each.totals.name for each in conversations}
 
 
 def _list_choices(

@@ -234,7 +234,13 @@ class DemoProvider:
         refusal = refusal or validation.validate_request(body)
         if not refusal:
             seen, refusal = self._check_prompt(body, seen)
-        refusal = await self._begin_answer(seen, refusal, client)
+        await self._answer_request(body, seen, refusal, client)
+
+    async def _answer_request(
+        self, body: JsonObject, seen: SeenRequest, refusal: Refusal | None, client: DemoClient
+    ) -> None:
+        """Logs a request, and sends the refusal or else the response."""
+        self._log_request(seen, refusal)
         if refusal:
             await client.send_json(refusal.status, refusal.to_bytes())
         else:
@@ -258,16 +264,9 @@ class DemoProvider:
             seen = replace(seen, cached_tokens=self.meter.count_and_cache_prompt(prompt))
         return seen, refusal
 
-    async def _begin_answer(
-        self,
-        seen: SeenRequest,
-        refusal: Refusal | None,
-        client: DemoClient,  # noqa: ARG002 - a test double delays the response
-    ) -> Refusal | None:
-        """Logs a request before the provider responds to it. Returns the refusal to send, or None."""
+    def _log_request(self, seen: SeenRequest, refusal: Refusal | None) -> None:
         status, code = (refusal.status, refusal.code or "") if refusal else (200, "")
         self._log.append(replace(seen, status=status, code=code))
-        return refusal
 
     async def _send_completion(self, body: JsonObject, seen: SeenRequest, client: DemoClient) -> None:
         reply = self._compose_reply(body, seen)
