@@ -129,7 +129,7 @@ def test_health_fails_where_nothing_listens(tmp_path: Path) -> None:
     done = run(["health", "--url", "http://127.0.0.1:1"], tmp_path)
     assert (done.returncode, done.stdout) == (
         1,
-        "http://127.0.0.1:1: no server is running there; run `compaction-proxy serve`\n",
+        "http://127.0.0.1:1: no server is running there; run `compaction-proxy serve`, or set `--url`\n",
     )
 
 

@@ -40,7 +40,7 @@ def test_the_health_check_loads_neither_the_other_commands_nor_the_configuration
     done = run(words, tmp_path, COMPACTION_PROXY__SERVER__PORT=url.rpartition(":")[2])
     assert (done.returncode, done.stdout) == (
         1,
-        f"{url}: no server is running there; run `compaction-proxy serve`\n",
+        f"{url}: no server is running there; run `compaction-proxy serve`, or set `--url`\n",
     )
     assert done.stderr == "[]\n"
 

@@ -419,7 +419,9 @@ def test_where_nothing_listens_one_line_says_so(run: Run) -> None:
     port = find_free_port()
     done = run("sessions", "list", COMPACTION_PROXY__SERVER__PORT=str(port))
     assert (done.exit_code, done.stdout) == (1, "")
-    expected = f"http://127.0.0.1:{port}: no server is running there; run `compaction-proxy serve`\n"
+    expected = (
+        f"http://127.0.0.1:{port}: no server is running there; run `compaction-proxy serve`, or set `--url`\n"
+    )
     assert done.stderr == expected
 
 

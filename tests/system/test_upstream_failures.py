@@ -120,6 +120,13 @@ def test_a_dead_upstream_is_named_in_log_metrics_api_and_page(tmp_path: Path) ->
         assert list_failures(client) == [(target, "connection-refused", count)]
         [row] = client.get(API_PATH).json()["failures"]
         assert row["last_at"] > 1_700_000_000
+
+        def read_sum() -> Any:
+            return client.get("/admin/v1/stats").json()["total"]
+
+        chats = 3 * sum(path != "/v1/embeddings" for path, *_ in WAYS)
+        proxy.wait_for(lambda: read_sum()["requests"] == chats, "the sums have all requests of conversations")
+        assert (read_sum()["failed"], read_sum()["unpriced"]) == (chats, 0)
         assert "Nothing has failed" not in page
         assert f"{target} connection refused" in page
         assert [secret for secret in SECRETS for text in texts if secret in text] == []

@@ -345,20 +345,20 @@ class Metrics:
 
         To save time, adds exchanges with equal labels to the metrics in one step.
         """
-        alike: defaultdict[tuple[str, str, int], list[ExchangeEntry]] = defaultdict(list)
+        alike: defaultdict[tuple[str, str, int, bool], list[ExchangeEntry]] = defaultdict(list)
         stable: list[float] = []
         now = self._clock()
         for each in entries:
             exchange = each.exchange
             self._last_at = max(self._last_at, exchange.at)
-            alike[exchange.model, exchange.status, exchange.code].append(each)
+            alike[exchange.model, exchange.status, exchange.code, bool(exchange.failure)].append(each)
             if each.conversation is not None:
                 stable += self._track_stability(each.conversation, (exchange.strategy, exchange.round), now)
-        for (name, status, code), group in alike.items():
+        for (name, status, code, has_failed), group in alike.items():
             model = self._models.to_label_value(name, may_add=0 < code < FIRST_ERROR_STATUS)
             self._increment_counter("compaction_requests_total", len(group), model, status)
             self._count_group(model, code, [each.exchange for each in group])
-            self._count_savings(model, [each.saving for each in group], has_failed=code >= FIRST_ERROR_STATUS)
+            self._count_savings(model, [each.saving for each in group], has_failed=has_failed)
         self._observe_amounts("compaction_prefix_stable_ratio", stable)
 
     def on_event(self, _tenant: str, event: Event) -> None:

@@ -109,7 +109,7 @@ class ExchangeCounters:
     Attributes:
         requests: Number of exchanges.
         statuses: Number of exchanges by `Exchange.status`, which says what the proxy did with the request.
-        failed: Number of exchanges that the upstream answered with an error status (400 or more).
+        failed: Number of exchanges that the upstream answered with an error status, or did not answer.
         tokens_before: Tokens of the requests as clients sent them (`Exchange.sizes`).
         tokens_after: Tokens of the same requests as upstreams read them.
         prompt_tokens: Input tokens, as upstreams counted them.
@@ -197,7 +197,7 @@ class ExchangeCounters:
         """Adds the figures of one exchange, and its cost and saving if they are known."""
         exchange, saving = entry.exchange, entry.saving
         self.requests += 1
-        self.failed += exchange.has_failed
+        self.failed += bool(exchange.failure)
         self.last_at = max(self.last_at, exchange.at)
         sizes = exchange.sizes
         if sizes is None:
@@ -219,7 +219,7 @@ class ExchangeCounters:
             self.cost_usd += saving.cost
             self.gross_usd += saving.gross
             self.cache_loss_usd += saving.cache_loss
-        elif not exchange.has_failed:
+        elif not exchange.failure:
             self.unpriced += 1
 
     def add_event(self, event: Event) -> None:

@@ -75,7 +75,7 @@ def test_health_says_that_nobody_listens_on_a_path(tmp_path: Path) -> None:
     environ = {"COMPACTION_PROXY__SERVER__UNIX_SOCKET": str(path)}
     assert command("health", tmp_path, **environ)[:2] == (
         1,
-        f"unix:{path}: no server is running there; run `compaction-proxy serve`\n",
+        f"unix:{path}: no server is running there; run `compaction-proxy serve`, or set `--url`\n",
     )
 
 
