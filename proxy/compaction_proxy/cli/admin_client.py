@@ -200,7 +200,8 @@ class AdminClient:
                 with connection.getresponse() as answer:
                     yield answer
         except (ConnectionRefusedError, FileNotFoundError) as error:
-            text = f"{self.display_url}: no server is running there; run `compaction-proxy serve`, or set `--url`"
+            advice = "run `compaction-proxy serve`, or set `--url`"
+            text = f"{self.display_url}: no server is running there; {advice}"
             raise AdminUnreachableError(text) from error
         except TimeoutError as error:
             raise AdminUnreachableError(f"{self.display_url}: the server did not respond in time") from error
