@@ -45,7 +45,8 @@ RECENT_LISTS = 64
 # client has moved or rewritten at most this many messages.
 MAX_MOVED_MESSAGES = 8
 # A client may rewrite the first messages of a conversation. Then the proxy compares its request with the last
-# messages of each head (`ConversationHead.tail`). The request continues the head if both of these are true:
+# messages of each head (`ConversationHead.tail_digests`). The request continues the head if both of these are
+# true:
 # - At least this many messages of the tail occur in no other conversation.
 # - The request repeats all messages of the tail. In place of the last one, it may repeat the latest user
 #   message of the head.
@@ -102,8 +103,9 @@ class ConversationHead(NamedTuple):
         prefix: Prefix digest of all messages of the request.
         outline: Prefix digest of all messages without the text of tool results, because clients clear that
             text.
-        tail: The last messages, oldest first, at most `MAX_MOVED_MESSAGES` + 1. Each is a pair: the prefix
-            digest up to the message, and the digest of the message itself.
+        tail_prefixes: The prefix digests up to each of the last messages, oldest first, at most
+            `MAX_MOVED_MESSAGES` + 1. These messages are called the tail.
+        tail_digests: The digests of the same messages themselves.
         openings: Digests of the latest user message. Each covers its text from the start to the end of a
             paragraph.
         has_tools: Whether the request defined tools.
@@ -113,7 +115,8 @@ class ConversationHead(NamedTuple):
     since: str
     prefix: str
     outline: str
-    tail: tuple[tuple[str, str], ...]
+    tail_prefixes: tuple[str, ...]
+    tail_digests: tuple[str, ...]
     openings: tuple[str, ...]
     has_tools: bool
 
@@ -227,14 +230,14 @@ class _IndexedRequest:
         the index of the head's last message in this request. Returns None if the request lacks messages of
         the head, if no tool result differs, or if a tool result differs but does not count as cleared.
         """
-        last = self.outline_indices.get(head.outline)
-        if last is None or last + 1 < len(head.tail) or _shorten_digest(self._prefixes[last]) == head.prefix:
+        last, size = self.outline_indices.get(head.outline), len(head.tail_digests)
+        if last is None or last + 1 < size or _shorten_digest(self._prefixes[last]) == head.prefix:
             return None
-        start = last + 1 - len(head.tail)
+        start = last + 1 - size
         for index, digest in zip(range(start, last + 1), self.iterate_digests(start, last + 1), strict=True):
             is_last = index >= self._last_results_index
             is_short = len(self._messages[index].text) <= RESULT_CHARACTERS
-            if digest != head.tail[index - start][1] and (is_last or not is_short):
+            if digest != head.tail_digests[index - start] and (is_last or not is_short):
                 return None
         return last
 
@@ -256,9 +259,9 @@ class _IndexedRequest:
         """Returns whether the request of the head begins with all messages of this request.
 
         Returns False if this request has neither a reply nor a tool result, or if its last message comes
-        before the messages of `head.tail`.
+        before the messages of the head's tail.
         """
-        return self.has_answer and any(prefix == self.prefix for prefix, _ in head.tail)
+        return self.has_answer and self.prefix in head.tail_prefixes
 
     def build_head(self, conversation: str, since: str) -> ConversationHead:
         """Builds the head to store for this request.
@@ -266,13 +269,18 @@ class _IndexedRequest:
         `since` is the prefix digest of the head that the request continues; empty if it continues none.
         """
         start = max(0, len(self._messages) - MAX_MOVED_MESSAGES - 1)
-        tail = tuple(
-            zip(map(_shorten_digest, self._prefixes[start:]), self.iterate_digests(start), strict=True)
-        )
+        tail_prefixes = tuple(map(_shorten_digest, self._prefixes[start:]))
         latest = find_latest_user_message(self._messages)
         openings = () if latest is None else _digest_up_to_paragraph_ends(self._messages[latest].text)
         return ConversationHead(
-            conversation, since, self.prefix, self.outline, tail, openings, self.has_tools
+            id=conversation,
+            since=since,
+            prefix=self.prefix,
+            outline=self.outline,
+            tail_prefixes=tail_prefixes,
+            tail_digests=tuple(self.iterate_digests(start)),
+            openings=openings,
+            has_tools=self.has_tools,
         )
 
 
@@ -438,7 +446,7 @@ class ConversationIndex:
     async def _read_heads(self, key: str) -> list[ConversationHead]:
         """Reads the list of heads under `key`: the stored ones, oldest first, then those not stored yet."""
         stored = [_read_head(line) for line in await self._records.read_tail(key, KEPT_HEADS)]
-        return list(dict.fromkeys([*filter(None, stored), *self._added_heads.get(key, ())]))
+        return _drop_duplicates([*filter(None, stored), *self._added_heads.get(key, ())])
 
     def _list_recent_heads(self, tenant: str) -> list[ConversationHead]:
         """Lists the heads that this process has added to lists of the tenant.
@@ -447,7 +455,7 @@ class ConversationIndex:
         """
         prefix = tenant_prefix(tenant)
         recent = (heads for key, heads in reversed(self._added_heads.items()) if key.startswith(prefix))
-        return list(dict.fromkeys(chain.from_iterable(reversed(list(islice(recent, RECENT_LISTS))))))
+        return _drop_duplicates(chain.from_iterable(reversed(list(islice(recent, RECENT_LISTS)))))
 
     def _resolve_forks(self, tenant: str, heads: Iterable[ConversationHead]) -> list[ConversationHead]:
         """Gives each head that is a fork a conversation id of its own. Returns all heads.
@@ -476,6 +484,11 @@ class ConversationIndex:
     def _forget_prefix(self, prefix: str) -> None:
         for key in [key for key in self._added_heads if key.startswith(prefix)]:
             del self._added_heads[key]
+
+
+def _drop_duplicates(heads: Iterable[ConversationHead]) -> list[ConversationHead]:
+    # Heads with these values in common have all values in common. A hash of all of them takes longer.
+    return list({(head.id, head.since, head.prefix, head.has_tools): head for head in heads}.values())
 
 
 class _HeadMatch(NamedTuple):
@@ -565,18 +578,19 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
     Returns None if there is no such head. `free` contains the heads that no other head continues.
     """
     owners: dict[str, set[str]] = {}
-    for head in free:
-        for _, digest in head.tail:
-            owners.setdefault(digest, set()).add(head.id)
     for head in reversed(free):
-        common = [index for index, (prefix, _) in enumerate(head.tail) if prefix in request.prefix_indices]
-        if common:
-            if common[-1] < len(head.tail) - 1 and _has_moved_last_messages(head, request, common[-1]):
+        last = len(head.tail_prefixes) - 1
+        common = next(
+            (k for k in range(last, -1, -1) if head.tail_prefixes[k] in request.prefix_indices), None
+        )
+        if common is not None:
+            if common < last and _has_moved_last_messages(head, request, common):
                 return head
             continue
-        is_first = request.excludes_client_messages and len(head.tail) <= MAX_MOVED_MESSAGES
+        owners = owners or _list_owners(free)
+        is_first = request.excludes_client_messages and len(head.tail_digests) <= MAX_MOVED_MESSAGES
         # A message that other conversations also contain does not show that this conversation is continued.
-        unique_digests = {digest for _, digest in head.tail if len(owners[digest]) == 1}
+        unique_digests = {digest for digest in head.tail_digests if len(owners[digest]) == 1}
         if (is_first and _has_moved_last_messages(head, request, -1)) or _is_rewritten(
             head, request, unique_digests
         ):
@@ -584,11 +598,20 @@ def _find_moved_head(request: _IndexedRequest, free: Sequence[ConversationHead])
     return None
 
 
+def _list_owners(heads: Iterable[ConversationHead]) -> dict[str, set[str]]:
+    """Lists, for the digest of each message in the tails of heads, the ids of these heads."""
+    owners: dict[str, set[str]] = {}
+    for head in heads:
+        for digest in head.tail_digests:
+            owners.setdefault(digest, set()).add(head.id)
+    return owners
+
+
 def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, last_common: int) -> bool:
     """Returns whether a request continues a head although its client has moved or rewritten messages.
 
-    The request may begin like the one that the head was made from, up to a message in `head.tail`. The
-    messages up to this one are called common, and the later messages in `head.tail` are called moved. The
+    The request may begin like the one that the head was made from, up to a message in the head's tail.
+    The messages up to this one are called common, and the later messages in the tail are called moved. The
     function returns True if all of these are true:
 
     - After the common messages, the request contains the latest user message that the head was made from.
@@ -601,10 +624,10 @@ def _has_moved_last_messages(head: ConversationHead, request: _IndexedRequest, l
     Args:
         head: The head.
         request: The request.
-        last_common: Index in `head.tail` of the last common message; -1 if there is none.
+        last_common: Index in the head's tail of the last common message; -1 if there is none.
     """
-    common_index = request.prefix_indices[head.tail[last_common][0]] if last_common >= 0 else -1
-    moved = {digest for _, digest in head.tail[last_common + 1 :]}
+    common_index = request.prefix_indices[head.tail_prefixes[last_common]] if last_common >= 0 else -1
+    moved = set(head.tail_digests[last_common + 1 :])
     if 0 <= common_index < request.first_answer_index and not moved <= request.earlier_digests.keys():
         return False
     user_indices = (
@@ -641,10 +664,11 @@ def _is_rewritten(head: ConversationHead, request: _IndexedRequest, unique_diges
         return False
     has_user_text = any(each in request.user_texts for each in head.openings)
     found_count = len(unique_digests & request.earlier_digests.keys()) + has_user_text
-    if request.excludes_client_messages and found_count >= max(LEAST_COMMON_MESSAGES, len(head.tail) // 2):
+    least_count = max(LEAST_COMMON_MESSAGES, len(head.tail_digests) // 2)
+    if request.excludes_client_messages and found_count >= least_count:
         return True
-    *earlier, (_, last) = head.tail
-    has_all_earlier = all(digest in request.earlier_digests for _, digest in earlier)
+    *earlier, last = head.tail_digests
+    has_all_earlier = all(digest in request.earlier_digests for digest in earlier)
     return request.has_answer and has_all_earlier and (has_user_text or last in request.earlier_digests)
 
 
@@ -725,20 +749,22 @@ def _digest_up_to_paragraph_ends(text: str) -> tuple[str, ...]:
 
 
 def _to_fields(head: ConversationHead) -> Fields:
-    tail = " ".join("".join(pair) for pair in head.tail)
-    return {**head._asdict(), "tail": tail}
+    fields = head._asdict()
+    prefixes, digests = fields.pop("tail_prefixes"), fields.pop("tail_digests")
+    return {**fields, "tail": " ".join(map(str.__add__, prefixes, digests))}
 
 
 def _read_head(fields: Fields) -> ConversationHead | None:
     """Reads a head from a line in the store. Returns None if the line is not a valid head."""
     with suppress(KeyError, TypeError, AttributeError, ValueError):
         digits = 2 * _DIGEST_BYTES
-        tail = tuple((each[:digits], each[digits:]) for each in fields["tail"].split())
+        words = fields["tail"].split()
         openings = tuple(fields["openings"])
-        values = [fields[name] for name in ("id", "since", "prefix", "outline")]
-        if all(isinstance(word, str) for word in (*values, *openings)):
-            identity, since, prefix, outline = values
+        identity, since, prefix, outline = (fields[name] for name in ("id", "since", "prefix", "outline"))
+        if all(isinstance(word, str) for word in (identity, since, prefix, outline, *openings)):
+            prefixes = tuple([word[:digits] for word in words])
+            digests = tuple([word[digits:] for word in words])
             return ConversationHead(
-                identity, since, prefix, outline, tail, openings, bool(fields["has_tools"])
+                identity, since, prefix, outline, prefixes, digests, openings, bool(fields["has_tools"])
             )
     return None
