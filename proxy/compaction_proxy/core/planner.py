@@ -26,6 +26,9 @@ from compaction_proxy.core.trigger import GrowthCounts
 # is scarce if the rest of it is smaller than this share of the rest of T. Hardly any compaction reaches a
 # scarce target.
 SCARCE_SHARE = 0.25
+# In a small window, a compaction leaves at least half of the rest of T, up to this number of tokens. A few
+# thousand tokens cost little, and the model often still needs them (docs/quality.md).
+LEAST_CONTEXT_TOKENS = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,14 @@ class PlanConstraints:
 
     @property
     def target_tokens_left(self) -> int:
-        """The target less `fixed_tokens`, and at least the share `SCARCE_SHARE` of `free_tokens`.
+        """The target less `fixed_tokens`, and at least the larger of two limits.
 
-        Without a target, this is that share of `free_tokens`.
+        One is the share `SCARCE_SHARE` of `free_tokens`. The other is half of `free_tokens`, up to
+        `LEAST_CONTEXT_TOKENS`.
         """
-        return max((self.target_tokens or 0) - self.fixed_tokens, int(SCARCE_SHARE * self.free_tokens))
+        half_tokens = min(self.free_tokens // 2, LEAST_CONTEXT_TOKENS)
+        least_tokens = max(int(SCARCE_SHARE * self.free_tokens), half_tokens)
+        return max((self.target_tokens or 0) - self.fixed_tokens, least_tokens)
 
     @property
     def is_target_scarce(self) -> bool:

@@ -240,7 +240,7 @@ async def test_a_server_that_fails_under_load_fails_no_request(
     replicated.note(said + times(load))
     assert load.wrong == []
     assert outage.forgets or await scene.shared(pair, before)
-    # On a busy machine the store may have answered one of them too late, so that it does without for a moment.
+    # On a busy machine, the store may have answered one of them too late, so that it does without.
     await scene.back_after_s(pair)
     assert [await replica.store() for replica in pair] == ["ok", "ok"]
 

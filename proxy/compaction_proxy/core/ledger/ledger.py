@@ -256,12 +256,18 @@ def _rank_fact(fact: ObservedFact) -> int:
 
 
 def _put_facts(page: _LedgerPage, facts: Sequence[ObservedFact]) -> None:
-    known_words = {
-        word.strip(",;:") for line in page.lines.get(_OBSERVED_HEADING, {}).values() for word in line.split()
-    }
+    """Puts the facts on the page, as far as there is room.
+
+    Paths and errors that the lines of the page already state are left out.
+    """
+    stated = "\n".join(page.lines.get(_OBSERVED_HEADING, {}).values())
+    known_words = {word.strip(",;:") for word in stated.split()}
     numbered = sorted(enumerate(facts), key=lambda item: (_rank_fact(item[1]), -item[0]))
     for number, fact in numbered:
-        if fact.kind in _CALL_FACT_KINDS or (fact.kind == "path" and fact.text in known_words):
+        is_stated = (fact.kind == "path" and fact.text in known_words) or (
+            fact.kind == "error" and fact.text in stated
+        )
+        if fact.kind in _CALL_FACT_KINDS or is_stated:
             continue
         text = f"{fact.text} ({', '.join(fact.operations)})" if fact.operations else fact.text
         name = _name_fact(fact)
