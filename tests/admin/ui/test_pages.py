@@ -1,6 +1,7 @@
 """The pages over a socket: what they show, what the buttons do, what is said where there is nothing."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,24 @@ async def test_every_page_is_whole_loads_nothing_from_elsewhere_and_stays_in_its
             assert [each.get("aria-current") for each in page.all("a")].count("page") == 1
             assert len(page.all("h1")) == 1
             assert "None" not in page.text
+
+
+async def test_on_a_phone_where_tables_lose_their_heads_each_cell_has_a_label() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        shown = [Read((await client.get(path)).text) for path in EVERY]
+        shown.append(Read((await client.post("/ui/playground", data={"transcript": "[5]"})).text))
+    labels = [cell.get("data-label") for page in shown for cell in _list_cells(page, "stacks")]
+    assert {"What the proxy did", "What was sent", "Context now", "Net saved"} <= set(labels)
+    assert all(labels)
+
+
+def _list_cells(page: Read, table: str) -> Iterator[dict[str, str | None]]:
+    """The cells of the tables of a class."""
+    is_inside = False
+    for name, attributes in page.elements:
+        is_inside = table in (attributes.get("class") or "").split() if name == "table" else is_inside
+        if is_inside and name == "td":
+            yield attributes
 
 
 async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_alone() -> None:
