@@ -162,8 +162,9 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             f"4.1M → 1.7M {FEWER}",
             "Time added by the proxy 1.8 ms Median of a request without a new compaction. p95: 6.0",
             "2 requests got a new compaction, or waited for one. Median: 5.0 s",
-            "Compaction failures 2 events: a summary failed, or a request was sent without a compaction that",
-            "was due (2 of 9,311 requests) or although it was too long (0). Without a due compaction:",
+            "Compaction failures 4 events: compaction failed 1, sent without a due compaction 1, sent",
+            "although too long 1, of a kind that was not stored 1. An event may stand for several requests.",
+            "Requests sent without a due compaction: 2 of 9,311: the store 2 (store-failed). Earlier",
             "Earlier compactions still applied to 1 of them. The others were sent unchanged. Failures",
             "(store-failed) deploy 10 d ago",
             "local 9,311 4.1M of 9,300 requests 1.7M n/a n/a",
@@ -294,7 +295,7 @@ async def test_a_last_request_that_is_too_long_leads_to_its_cause() -> None:
             Read((await client.get("/ui/conversations")).text)
         )
         page = Read((await client.get(ONE)).text)
-    assert "The last request: too long, sent all the same: the request contains nothing that" in page.text
+    assert "The last request: sent although too long: the request contains nothing that" in page.text
     assert "/ui/failures?since=30d&kind=over-limit" in links(page)
 
 
@@ -595,6 +596,7 @@ async def test_a_round_that_no_request_has_used_is_shown_as_prepared() -> None:
         shown = Read((await client.get(f"{ONE}/compactions/{'cd' * 64}")).text).text
     assert "Prepared 88 messages, 102k → 31.9k, for a later request" in overview
     assert "Compacted" not in overview
+    assert "Compactions 2 Requests have used 1 of them, which the chart marks. 1 was prepared and not" in page
     assert "The newest: prepared, not used yet. In use: Round 1 of anchored." in page
     assert "Undo Round 1 of anchored" in page
     assert "prepared, not used yet" in shown
