@@ -723,6 +723,18 @@ async def test_a_search_says_which_words_no_excerpt_has_and_which_hits_have_none
     assert "No compaction has removed messages of this conversation yet." in never
 
 
+async def test_a_text_that_the_page_cuts_ends_with_an_ellipsis() -> None:
+    answers = sample()
+    found = answers["get_archived_message"]
+    long = replace(found.message, text="word " * 60_000)
+    answers["get_archived_message"] = replace(found, message=long)
+    async with pages(FakeAdmin(answers)) as client:
+        cut = Read((await client.get(f"{ONE}/messages/m_2")).text).text
+        whole = Read((await client.get(f"{ONE}/messages/m_2?whole")).text).text
+    assert "… Show all 300,000 characters" in cut
+    assert "…" not in whole
+
+
 async def test_hits_are_marked_link_to_the_message_and_to_the_search() -> None:
     async with pages(FakeAdmin(sample())) as client:
         found = (await client.get(f"{ONE}/search?q=SAID")).text
