@@ -84,6 +84,12 @@ def test_a_configuration_that_cannot_be_read_is_all_there_is_to_say(run: Run, tm
     assert "fix:" in done.stdout
 
 
+def test_the_file_that_was_read_is_named_in_full(upstream: Scripted, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"upstream: {{base_url: '{upstream.url}/v1'}}\n")
+    [told, *_] = found(run("doctor", "--json", **QUIET))["configuration"]
+    assert told["what"].startswith(f"{tmp_path / 'config.yaml'}; a running proxy may have read another")
+
+
 def test_an_upstream_that_is_away_or_ourselves_is_said(upstream: Scripted, run: Run) -> None:
     upstream.answers["GET", "/readyz"] = (200, {"ready": True, "store": "ok", "version": "0"})
     environ = {**QUIET, "COMPACTION_PROXY__UPSTREAM__BASE_URL": f"{upstream.url}/v1"}

@@ -43,10 +43,10 @@ def told(script: Scripted) -> Scripted:
 def test_a_row_for_each_and_the_total_with_what_has_no_price_named(told: Scripted, run: Run) -> None:
     done = run("savings", "--since", "30d", "--by", "model", "--url", told.url)
     assert [" ".join(line.split()) for line in done.stdout.splitlines()] == [
-        "model requests counted sent read less cached cost saved cache loss summaries net saved",
-        "gpt-5.4 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
-        "=cmd|x 2 2 10 20 -100 % n/a n/a n/a n/a n/a n/a",
-        "total 1,200 1,100 4,000,000 1,200,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
+        "model requests counted sent read tokens saved less cached cost saved cache loss summaries net saved",
+        "gpt-5.4 1,200 1,100 4,000,000 1,200,000 2,800,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
+        "=cmd|x 2 2 10 20 -10 -100 % n/a n/a n/a n/a n/a n/a",
+        "total 1,200 1,100 4,000,000 1,200,000 2,800,000 70 % 90 % $3.50 $10.00 $1.25 $0.2500 $8.50",
         "the tokens exclude 100 of 1,200 requests, because their token counts are unknown",
         "the dollars exclude 2 of 1,200 requests, because their prices or token counts are unknown",
         "the dollars exclude 3 of 14 summary calls, because their prices or token counts are unknown",
@@ -105,10 +105,16 @@ def test_csv_has_the_columns_of_what_is_unknown_in_every_row(script: Scripted, r
 
 
 def test_what_the_server_says_of_a_row_is_all_in_the_csv_but_the_buckets() -> None:
-    counted = ExchangeCounters(statuses={"none": 3}, failed_open_reasons={"unreadable": 1})
+    counted = ExchangeCounters(
+        statuses={"none": 3}, failed_open_reasons={"unreadable": 1}, failure_kinds={"failed": 1}
+    )
     told = to_stats_row(StatisticsRow("gpt-5.4", counted))
     [titles, _] = format_csv([told])
-    words = {"statuses": "statuses.none", "failed_open_reasons": "failed_open_reasons.unreadable"}
+    words = {
+        "statuses": "statuses.none",
+        "failed_open_reasons": "failed_open_reasons.unreadable",
+        "failure_kinds": "failure_kinds.failed",
+    }
     histograms = {"overhead", "overhead_waiting"}
     assert titles.split(",") == [words.get(name, name) for name in told if name not in histograms]
 

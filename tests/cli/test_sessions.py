@@ -368,6 +368,14 @@ def test_exchanges_are_a_page_of_lines_oldest_first(script: Scripted, run: Run) 
     ]  # fmt: skip
 
 
+def test_an_exchange_below_the_trigger_says_so(script: Scripted, run: Run) -> None:
+    row = {"at": 1, "model": "m", "status": "none", "code": 200, "tokens_after": 7_000, "trigger": 9_000}
+    over = {**row, "tokens_after": 9_000}
+    script.put("GET", f"/conversations/{ID}/exchanges", {"exchanges": [row, over], "next": None})
+    done = run("sessions", "exchanges", ID, "--url", script.url)
+    assert done.stdout.count("none, below the trigger of 9,000 tokens") == 1
+
+
 def test_events_of_one_conversation_or_of_all_are_listed_oldest_first(script: Scripted, run: Run) -> None:
     made = {
         "kind": "compacted", "at": 0, "conversation": ID, "strategy": "anchored", "round": 1,

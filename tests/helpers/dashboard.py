@@ -323,7 +323,7 @@ def counters(unpriced: int = 12) -> ExchangeCounters:
         completion_tokens=90_000,
         cached_tokens=1_200_000,
         rounds=4,
-        failures=2,
+        failures=4,
         summary_calls=4,
         summary_prompt_tokens=100_000,
         uncounted=11,
@@ -337,6 +337,7 @@ def counters(unpriced: int = 12) -> ExchangeCounters:
         statuses={"none": 9_000, "failed-open": 2},
         failed_open_reasons={"store-failed": 2},
         failed_open_compacted=1,
+        failure_kinds={"failed": 1, "over-limit": 1, "failed-open": 1},
         overhead=[0, 200, 1_500, 175, 125, *[0] * 8, 2],
         waiting_overhead=[*[0] * 13, 2],
     )

@@ -100,10 +100,13 @@ async def test_events_are_counted_with_what_they_cost() -> None:
     for kind in (OVER_LIMIT, PINNED):
         process.statistics.on_event("t_1", Event(kind, NOON, "c_1"))
     [other, row] = await process.statistics.list_rows(NOON, NOON + 1, "model")
-    assert (other.label, to_fields(other.counters)) == ("", {"failures": 1})
+    assert (other.label, to_fields(other.counters)) == (
+        "",
+        {"failures": 1, "failure_kinds": {"over-limit": 1}},
+    )
     assert (row.label, to_fields(row.counters)) == ("m", {
-        "rounds": 1, "failures": 1, "summary_calls": 4, "summary_prompt_tokens": 100,
-        "summary_completion_tokens": 10, "summary_usd": 0.5,
+        "rounds": 1, "failures": 1, "failure_kinds": {"failed": 1}, "summary_calls": 4,
+        "summary_prompt_tokens": 100, "summary_completion_tokens": 10, "summary_usd": 0.5,
     })  # fmt: skip
     assert row.counters.net_usd == -0.5
 
@@ -209,6 +212,7 @@ COUNTERS = st.builds(
     last_at=st.floats(1, 1e10),
     statuses=st.dictionaries(st.sampled_from(["none", "applied"]), st.integers(1, 9)),
     failed_open_reasons=st.dictionaries(st.sampled_from(["", "timeout"]), st.integers(1, 9)),
+    failure_kinds=st.dictionaries(st.sampled_from(["failed", "over-limit"]), st.integers(1, 9)),
     **dict.fromkeys(HISTOGRAMS, st.lists(COUNTS, min_size=14, max_size=14)),
 )
 

@@ -148,8 +148,9 @@ def run_doctor(
 
 async def _collect_findings(loaded: LoadedConfig, *, probe: bool) -> list[Finding]:
     """Returns the findings of all checks: of the configuration, this machine, the store and the upstream."""
+    file = loaded.path.resolve() if loaded.path else "built-in defaults and the environment"
     return [
-        Finding(OK, "configuration", str(loaded.path or "built-in defaults and the environment")),
+        Finding(OK, "configuration", f"{file}; a running proxy may have read another file (--config)"),
         *(
             Finding(
                 WARNING, "configuration", line, "change the setting, or ignore this warning if it is intended"

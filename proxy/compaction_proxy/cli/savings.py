@@ -36,10 +36,12 @@ from compaction_proxy.support.formatting import (
 SavingsFields = Mapping[str, Any]
 HOUR_S = 3_600
 GROUPS = ("model", "day", "hour", "key", "total")
-OPTIONAL_FIGURES = frozenset({"counted", "cached", "cost", "saved", "cache loss", "summaries"})
+OPTIONAL_FIGURES = frozenset(
+    {"counted", "tokens saved", "cached", "cost", "saved", "cache loss", "summaries"}
+)
 FIGURES = (
-    "requests", "counted", "sent", "read", "less", "cached", "cost", "saved", "cache loss", "summaries",
-    "net saved",
+    "requests", "counted", "sent", "read", "tokens saved", "less", "cached", "cost", "saved", "cache loss",
+    "summaries", "net saved",
 )  # fmt: skip
 
 # The sums that exclude something. Each row has the unit of the sums, the field that counts what they exclude,
@@ -151,6 +153,7 @@ def _format_figures(label: str, row: SavingsFields) -> list[str]:
         format_count(_subtract(row.get("requests"), row.get("uncounted"))),
         format_count(row.get("tokens_before")),
         format_count(_subtract(row.get("tokens_before"), row.get("net_tokens"))),
+        format_count(row.get("net_tokens")),
         format_percent(row.get("net_tokens"), row.get("tokens_before")),
         format_percent(row.get("cached_tokens"), row.get("prompt_tokens")),
         *money,

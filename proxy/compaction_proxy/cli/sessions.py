@@ -621,7 +621,10 @@ def _describe_exchange_status(row: JsonRow, small_bytes: object) -> str:
     """
     if not row:
         return UNKNOWN
-    size_bytes = row.get("request_bytes")
+    size_bytes, tokens, trigger = (row.get(name) for name in ("request_bytes", "tokens_after", "trigger"))
+    is_sized = isinstance(tokens, int) and isinstance(trigger, int) and tokens < trigger
+    if row.get("status") == "none" and not row.get("reason") and is_sized:
+        return f"none, below the trigger of {format_count(trigger)} tokens"
     return describe_status(
         get_text(row, "status"),
         str(row.get("reason") or ""),

@@ -97,7 +97,7 @@ COUNTS = (
     "summary_completion_tokens", "uncounted", "unpriced", "unpriced_summary_calls", "failed_open_compacted",
 )  # fmt: skip
 # Names of the counters that are dicts of numbers by a word, such as a status.
-COUNTS_BY_WORD = ("statuses", "failed_open_reasons")
+COUNTS_BY_WORD = ("statuses", "failed_open_reasons", "failure_kinds")
 # Names of the counters that are histograms of overhead.
 HISTOGRAMS = ("overhead", "waiting_overhead")
 
@@ -124,6 +124,7 @@ class ExchangeCounters:
         failed_open_reasons: Number of exchanges that failed open, by `Exchange.reason`.
         failed_open_compacted: Number of exchanges that failed open, and to which earlier compactions still
             applied.
+        failure_kinds: The events in `failures` by `Event.kind`. Earlier versions have not stored it.
         uncounted: Number of exchanges that are not in `tokens_before` and `tokens_after`, because their sizes
             are unknown.
         unpriced: Number of exchanges whose cost is unknown. Failed exchanges are not included.
@@ -164,6 +165,7 @@ class ExchangeCounters:
     last_at: float = 0.0
     statuses: dict[str, int] = field(default_factory=dict)
     failed_open_reasons: dict[str, int] = field(default_factory=dict)
+    failure_kinds: dict[str, int] = field(default_factory=dict)
     overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
     waiting_overhead: list[int] = field(default_factory=lambda: [0] * _BUCKETS)
 
@@ -227,7 +229,9 @@ class ExchangeCounters:
         if event.kind == MEASURED:
             return
         self.rounds += event.kind == COMPACTED
-        self.failures += event.kind in FAILURE_KINDS
+        if event.kind in FAILURE_KINDS:
+            self.failures += 1
+            self.failure_kinds[event.kind] = self.failure_kinds.get(event.kind, 0) + 1
         self.summary_calls += event.calls or 0
         self.summary_prompt_tokens += event.prompt_tokens or 0
         self.summary_completion_tokens += event.completion_tokens or 0

@@ -1,6 +1,7 @@
 """The pages over a socket: what they show, what the buttons do, what is said where there is nothing."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,24 @@ async def test_every_page_is_whole_loads_nothing_from_elsewhere_and_stays_in_its
             assert "None" not in page.text
 
 
+async def test_on_a_phone_where_tables_lose_their_heads_each_cell_has_a_label() -> None:
+    async with pages(FakeAdmin(sample())) as client:
+        shown = [Read((await client.get(path)).text) for path in EVERY]
+        shown.append(Read((await client.post("/ui/playground", data={"transcript": "[5]"})).text))
+    labels = [cell.get("data-label") for page in shown for cell in _list_cells(page, "stacks")]
+    assert {"What the proxy did", "What was sent", "Context now", "Net saved"} <= set(labels)
+    assert all(labels)
+
+
+def _list_cells(page: Read, table: str) -> Iterator[dict[str, str | None]]:
+    """The cells of the tables of a class."""
+    is_inside = False
+    for name, attributes in page.elements:
+        is_inside = table in (attributes.get("class") or "").split() if name == "table" else is_inside
+        if is_inside and name == "td":
+            yield attributes
+
+
 async def test_the_pages_stand_below_the_base_path_and_leave_everything_else_alone() -> None:
     async with pages(FakeAdmin(sample()), base_path="/own") as client:
         page = Read((await client.get("/own/ui/conversations")).text)
@@ -143,8 +162,9 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             f"4.1M → 1.7M {FEWER}",
             "Time added by the proxy 1.8 ms Median of a request without a new compaction. p95: 6.0",
             "2 requests got a new compaction, or waited for one. Median: 5.0 s",
-            "Compaction failures 2 events: a summary failed, or a request was sent without a compaction that",
-            "was due (2 of 9,311 requests) or although it was too long (0). Without a due compaction:",
+            "Compaction failures 4 events: compaction failed 1, sent without a due compaction 1, sent",
+            "although too long 1, of a kind that was not stored 1. An event may stand for several requests.",
+            "Requests sent without a due compaction: 2 of 9,311: the store 2 (store-failed). Earlier",
             "Earlier compactions still applied to 1 of them. The others were sent unchanged. Failures",
             "(store-failed) deploy 10 d ago",
             "local 9,311 4.1M of 9,300 requests 1.7M n/a n/a",
@@ -275,7 +295,7 @@ async def test_a_last_request_that_is_too_long_leads_to_its_cause() -> None:
             Read((await client.get("/ui/conversations")).text)
         )
         page = Read((await client.get(ONE)).text)
-    assert "The last request: too long, sent all the same: the request contains nothing that" in page.text
+    assert "The last request: sent although too long: the request contains nothing that" in page.text
     assert "/ui/failures?since=30d&kind=over-limit" in links(page)
 
 
@@ -576,6 +596,7 @@ async def test_a_round_that_no_request_has_used_is_shown_as_prepared() -> None:
         shown = Read((await client.get(f"{ONE}/compactions/{'cd' * 64}")).text).text
     assert "Prepared 88 messages, 102k → 31.9k, for a later request" in overview
     assert "Compacted" not in overview
+    assert "Compactions 2 Requests have used 1 of them, which the chart marks. 1 was prepared and not" in page
     assert "The newest: prepared, not used yet. In use: Round 1 of anchored." in page
     assert "Undo Round 1 of anchored" in page
     assert "prepared, not used yet" in shown
@@ -700,6 +721,18 @@ async def test_a_search_says_which_words_no_excerpt_has_and_which_hits_have_none
     assert "shortened, 18 Nov 11:06:40 , this conversation, found by the messages next to it" in page.text
     assert "No removed message matches “a”." in nothing
     assert "No compaction has removed messages of this conversation yet." in never
+
+
+async def test_a_text_that_the_page_cuts_ends_with_an_ellipsis() -> None:
+    answers = sample()
+    found = answers["get_archived_message"]
+    long = replace(found.message, text="word " * 60_000)
+    answers["get_archived_message"] = replace(found, message=long)
+    async with pages(FakeAdmin(answers)) as client:
+        cut = Read((await client.get(f"{ONE}/messages/m_2")).text).text
+        whole = Read((await client.get(f"{ONE}/messages/m_2?whole")).text).text
+    assert "… Show all 300,000 characters" in cut
+    assert "…" not in whole
 
 
 async def test_hits_are_marked_link_to_the_message_and_to_the_search() -> None:

@@ -241,6 +241,24 @@ async def test_whatever_the_api_tells_is_only_text(scene: Scene) -> None:
         await fits(page, "playground")
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+async def test_no_name_is_too_long_for_a_page(scene: Scene, width: int) -> None:
+    one = f"/ui/conversations/{NAME}"
+    told = sample(lambda text: f"{'name' * 100}{text}")
+    async with pages(FakeAdmin(told)) as client, scene.looking(width, base=str(client.base_url)) as page:
+        for path in (
+            "/ui", "/ui/conversations", one, f"{one}/transcript", f"{one}/compactions/{PLACE}",
+            f"{one}/compactions/{PLACE}/prompts", f"{one}/messages/m_2", f"{one}/search?q={'x' * 900}",
+            "/ui/failures", "/ui/settings", f"/ui/playground?conversation={NAME}",
+        ):  # fmt: skip
+            await page.goto(path)
+            await page.evaluate(OPEN_ALL)
+            await fits(page, path)
+        await page.get_by_role("button", name="Try").click()
+        await page.locator("[data-chart] canvas").wait_for()
+        await fits(page, "playground")
+
+
 async def test_the_overview_leads_by_links_to_what_a_round_removed_and_what_the_model_then_saw(
     scene: Scene,
 ) -> None:

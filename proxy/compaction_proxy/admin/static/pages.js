@@ -76,7 +76,8 @@
     return format(date, { hour: "2-digit", minute: "2-digit" });
   }
 
-  // Draws a mark above each column with compactions, and the number of the compaction or of compactions. Where
+  // Draws a mark above each column with compactions, with the number of the round, or with ×
+  // and the count of compactions. Where
   // there is too little room, marks with a number come first.
   function drawMarks(marks, isRound) {
     return (chart) => {
@@ -99,7 +100,7 @@
         brush.fill();
         if ((isRound ? each : each > 1) && isFree(x, numbered, NUMBER_PX)) {
           numbered.push(x);
-          brush.fillText(String(each), x, y - 10 * ratio);
+          brush.fillText(isRound ? String(each) : `×${each}`, x, y - 10 * ratio);
         }
       }
       brush.restore();

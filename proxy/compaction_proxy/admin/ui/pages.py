@@ -107,7 +107,7 @@ STATUS_TEXTS: Mapping[str, str] = {
     CompactionStatus.SHADOW: "report only",
     CompactionStatus.BYPASSED: "bypassed",
     CompactionStatus.FAILED_OPEN: "compaction failed, request sent",
-    CompactionStatus.OVER_LIMIT: "too long, sent all the same",
+    CompactionStatus.OVER_LIMIT: "sent although too long",
 }
 # Maps figures of a request to the titles of their columns on the page of a conversation.
 EXCHANGE_COLUMNS = {
@@ -119,7 +119,7 @@ STATUSES = {"": "Any status", **{str(each): f"{text} ({each})" for each, text in
 STRATEGY_NAMES = {"": "Any strategy", **{name: name for name in STRATEGIES}}
 # Maps each strategy to what it leaves of a conversation.
 STRATEGY_HINTS = {
-    "anchored": "one record for each compaction, the user's own words, the newest messages",
+    "anchored": "a record for each compaction, and one with the user's own words; the newest messages",
     "full": "one summary with the last request",
     "selective": "all user messages; a digest for each run of messages between them",
     "split": "a summary, and the newest half",
