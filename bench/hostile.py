@@ -7,8 +7,8 @@ Valid conversations on three wires are mutated, by structure and by bytes, and s
 have a marker of their own. Meanwhile the store is killed, hangs and is emptied; the upstream and the summary
 model fail in any way; the clock jumps; descriptors and memory run out. Checked for each request: no 5xx of
 ours but those that docs/reliability.md names, an error in the shape of the wire, the bytes of the upstream's
-answer, the bytes of the request where nothing was compacted, and no marker of anybody else. Checked for each
-round of requests: the log, the exit code, memory and descriptors.
+answer, the bytes of the request where nothing was compacted, no more tokens forwarded than received, and no
+marker of anybody else. Checked for each round of requests: the log, the exit code, memory and descriptors.
 
 Everything follows from the seed, the number of a request and the corpus; only the moments of faults do not.
 The corpus is a folder of requests with which something new has happened; it grows with each run. A request
@@ -72,6 +72,7 @@ KINDS = {
     "shape": "errors of another shape",
     "foreign": "foreign markers",
     "altered": "altered bodies",
+    "longer": "requests made longer",
     "log": "faults in the log",
     "held": "leaks",
     "ended": "dead proxies",
@@ -307,8 +308,8 @@ class Run:
             yield from _judge_own(case, answer)
         elif not badly_framed:
             yield from _judge_relayed(case, answer, visits)
-        if visits.bodies and not badly_framed and not _is_compacted(answer) and visits.bodies[0] != case.body:
-            yield "altered", f"{len(case.body)} bytes became {visits.bodies[0][:500]!r}, {answer.headers}"
+        if visits.bodies and not badly_framed:
+            yield from _judge_forwarded(case, answer, visits)
 
     def _note(self, kind: str, text: str, case: Case | None = None) -> None:
         """Note what is wrong; the request is written down, to be sent again."""
@@ -465,9 +466,23 @@ def _judge_relayed(case: Case, answer: Answer, visits: Visits) -> Iterator[tuple
         yield "answer", f"the answer {answer.status} has no end: {body[:300]!r}"
 
 
+def _judge_forwarded(case: Case, answer: Answer, visits: Visits) -> Iterator[tuple[str, str]]:
+    """What is wrong with what went on to the upstream."""
+    sizes = _read_sizes(answer)
+    if sizes["tokens-after"] > sizes["tokens-before"]:
+        yield "longer", f"{len(case.body)} bytes became {len(visits.bodies[-1])}, {answer.headers}"
+    if not _is_compacted(answer) and visits.bodies[0] != case.body:
+        yield "altered", f"{len(case.body)} bytes became {visits.bodies[0][:500]!r}, {answer.headers}"
+
+
+def _read_sizes(answer: Answer) -> dict[str, int]:
+    """Returns the sizes of a request, as the proxy tells them; 0 where it tells none."""
+    return {name: int(answer.headers.get(f"x-compaction-{name}", "0")) for name in SIZES}
+
+
 def _is_compacted(answer: Answer) -> bool:
     """Whether the proxy says that fewer tokens or messages went on than came."""
-    told = {name: int(answer.headers.get(f"x-compaction-{name}", "0")) for name in SIZES}
+    told = _read_sizes(answer)
     is_smaller = any(told[f"{unit}-after"] < told[f"{unit}-before"] for unit in ("tokens", "messages"))
     return is_smaller or answer.headers.get("x-compaction-status") == "applied"
 

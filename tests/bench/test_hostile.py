@@ -29,7 +29,7 @@ def test_a_thousand_hostile_requests_find_nothing_wrong(tmp_path: Path) -> None:
     assert last.startswith(f"{REQUESTS:,} requests in ")
     assert last.endswith(
         "seed 1: 0 unnamed 5xx of ours, 0 missing answers, 0 errors of another shape, 0 foreign markers, "
-        "0 altered bodies, 0 faults in the log, 0 leaks, 0 dead proxies"
+        "0 altered bodies, 0 requests made longer, 0 faults in the log, 0 leaks, 0 dead proxies"
     )
     for what in ("forwarded", "summary calls", "faults: store", "faults: descriptors", "compacted"):
         assert f"\n{what}: " in f"\n{ended.stdout}"
@@ -72,6 +72,7 @@ def respond(status: int, body: bytes, *fields: bytes) -> bytes:
 
 
 RELAYED = b"x-fate: whole"
+SIZES_GROWN = (b"x-compaction-tokens-before: 7", b"x-compaction-tokens-after: 8")
 OPENAI = b'{"error":{"message":"m","type":"t","code":"c"}}'
 ANTHROPIC = b'{"type":"error",' + OPENAI[1:]
 
@@ -83,6 +84,7 @@ ANTHROPIC = b'{"type":"error",' + OPENAI[1:]
         (respond(200, b"sai", RELAYED), b"{}", ["altered"]),
         (respond(200, b"said", RELAYED), b"{ }", ["altered"]),
         (respond(200, b"said", RELAYED, b"x-compaction-status: applied"), b"{ }", []),
+        (respond(200, b"said", RELAYED, *SIZES_GROWN), b"{}", ["longer"]),
         (respond(500, ANTHROPIC), b"{}", ["5xx"]),
         (respond(502, ANTHROPIC), b"{}", ["5xx"]),
         (respond(503, ANTHROPIC), b"{}", ["5xx"]),

@@ -190,6 +190,8 @@ async def test_what_has_no_room_is_left_out() -> None:
         assert await each.remind(full, asked) is full
         short = replace(bare, client_tokens=bare.estimate)
         assert await each.remind(short, asked) is short
+        estimated_short = replace(bare, report=bare.report._replace(tokens_before=bare.report.tokens_after))
+        assert await each.remind(estimated_short, asked) is estimated_short
 
 
 async def test_a_backend_that_wants_turns_to_alternate_gets_them_so() -> None:

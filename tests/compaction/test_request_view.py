@@ -207,6 +207,19 @@ async def test_a_size_that_was_just_compacted_is_corrected_by_what_was_learned(m
     assert not replace(view, anchor=None).with_checkpoint(view.checkpoint).has_new_round
 
 
+async def test_a_compacted_list_is_never_estimated_larger_than_the_longer_list_of_the_client(
+    made: Bench,
+) -> None:
+    await made.fit(talk(93))
+    view = await load(made, talk(93))
+    own_tokens = view.count_tokens(view.messages)
+    anchor = UsageBaseline(b"", 1, b"", estimate=own_tokens, actual=own_tokens)
+    fresh = replace(view, anchor=anchor, drift_ratio=own_tokens / view.effective_tokens + 0.1)
+    fresh = fresh.with_checkpoint(view.checkpoint)
+    assert fresh.effective_tokens < own_tokens
+    assert fresh.effective_estimate == fresh.estimate_tokens(view.messages)
+
+
 async def test_messages_that_a_client_moves_are_kept_by_the_plan(made: Bench) -> None:
     view = await load(made, [*talk(20), says("Ok."), user("Now the tests.")])
     moving = replace(view, moving_count=3)

@@ -267,10 +267,11 @@ def _estimate_size_tokens(fit: FitResult, added_tokens: int) -> int | None:
     `added_tokens` is the size of the text as the proxy counts it, without calibration. Returns None if the
     size is unknown, or if the request would be larger than the client's own request.
     """
-    after = fit.report.tokens_after
-    if after is None or fit.estimate + added_tokens > fit.client_tokens:
+    before, after = fit.report.tokens_before, fit.report.tokens_after
+    if before is None or after is None or fit.estimate + added_tokens > fit.client_tokens:
         return None
-    return after + math.ceil(added_tokens * after / max(1, fit.estimate))
+    size = after + math.ceil(added_tokens * after / max(1, fit.estimate))
+    return size if size <= before else None
 
 
 def _compute_limit(fit: FitResult, ask: FitRequest) -> int:

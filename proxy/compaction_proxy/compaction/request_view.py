@@ -385,13 +385,16 @@ class RequestView:
         """Estimates how many tokens the provider would count for this request with these messages.
 
         If the provider has counted an earlier request (`anchor`), only the difference from that request is
-        estimated. The estimate for a list that was just compacted is also multiplied by `drift_ratio`.
+        estimated. The estimate for a list that was just compacted is also multiplied by `drift_ratio`. But a
+        list with fewer counted tokens than the client's own list is never estimated larger than that list.
         """
         counted = self.count_tokens(messages)
         if self.anchor is None:
             return self.calibration.predict_tokens(counted)
         size = predict_tokens(self.anchor, counted, self.calibration)
-        return int(size * self.drift_ratio) if self.has_new_round and messages is not self.messages else size
+        if not self.has_new_round or messages is self.messages:
+            return size
+        return min(int(size * self.drift_ratio), max(size, self.estimate_tokens(self.messages)))
 
     @cached_attribute
     def effective_estimate(self) -> int:
