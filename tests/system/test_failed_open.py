@@ -88,11 +88,13 @@ def test_both_pages_count_the_same_and_say_what_failed_and_what_still_applied(
         "went on without a compaction that was due: the summary model 2 (breaker-open), the summary model 1 "
     )
     told += "(http-500). Earlier compactions still applied to 1 of them. The others were sent unchanged."
-    [events] = re.findall(
-        r"Compaction failures (\d+) events: a summary failed, or a request was sent", overview
+    [(events, *parts)] = re.findall(
+        r"Compaction failures (\d+) events: compaction failed (\d+), sent without a due compaction (\d+)\.",
+        overview,
     )
+    assert sum(map(int, parts)) == int(events)
     assert f"Compaction {events} events" in failures
-    assert "without a compaction that was due (3 of 4 requests)" in overview
+    assert "Requests sent without a due compaction: 3 of 4: " in overview
     assert told.partition(": ")[2] in overview
     assert f"Sent without a due compaction 3 requests 3 of 4 requests in the last 24 hours {told}" in failures
     assert failures.count("Earlier compactions still applied: ") == 1

@@ -371,7 +371,8 @@ def check_texts(total: dict[str, Any], overview: str, table: str, shared: str) -
     assert columns == [REQUESTS, sent, sent - saved]
 
     [_, line] = [each for each in table.splitlines() if each.startswith("total ")]  # below the titles
-    assert line.split()[1:7] == [str(REQUESTS), counted, f"{sent:,}", read, *less.split()]
+    told = [str(REQUESTS), counted, f"{sent:,}", read, f"{saved:,}", *less.split()]
+    assert line.split()[1:8] == told
     assert f"the tokens exclude {total['uncounted']} of {REQUESTS} requests, because" in table
     assert f"the dollars exclude {total['unpriced']} of {REQUESTS} requests, because" in table
 
