@@ -229,3 +229,16 @@ def test_a_target_that_the_fixed_part_nearly_fills_is_scarce(
     )
 
     assert constraints.is_target_scarce is is_scarce
+
+
+@pytest.mark.parametrize(
+    ("trigger", "target", "fixed", "left"),
+    [
+        (2_000, 800, 1_000, 500),  # half of the free tokens
+        (20_000, 8_000, 6_000, 4_000),  # at most 4,000
+        (100_000, 40_000, 39_000, 15_250),  # a quarter of the free tokens, if that is more
+        (100_000, 40_000, 1_000, 39_000),  # the target, if that is more
+    ],
+)
+def test_a_target_leaves_half_of_a_small_window(trigger: int, target: int, fixed: int, left: int) -> None:
+    assert PlanConstraints(trigger, target, 0, fixed_tokens=fixed).target_tokens_left == left

@@ -620,8 +620,8 @@ def test_an_agent_loop_with_one_user_message_shrinks(compacted: Compacting) -> N
         (2_000, 800, 0, 0, 0, 4),  # 20 % of T
         (2_000, 800, 0, 900, 0, 4),  # the records yield to it
         (1_500, 600, 0, 0, 0, 4),  # a unit crosses the floor of 300, and the target leaves room for it
-        (1_500, 600, 0, 300, 0, 4),  # half of what is free does, too
-        (1_500, 600, 0, 500, 0, 2),  # half of what is free leaves none
+        (1_500, 600, 0, 300, 0, 4),  # half of the free tokens leaves room for it
+        (1_500, 600, 0, 500, 0, 2),  # half of the free tokens leaves none
         (2_000, 800, 1_800, 0, 0, 2),  # at least the last unit
         (3_000, 1_200, 500, 0, 0, 6),  # 20 % of T, where the target leaves more than the floor
         (3_000, 1_200, 500, 0, 300, 2),  # 300 will have come by the time it is used

@@ -76,8 +76,8 @@
     return format(date, { hour: "2-digit", minute: "2-digit" });
   }
 
-  // Draws a mark above each column with compactions, with the number of the round, or with ×
-  // and the count of compactions. Where
+  // Draws a mark above each column with compactions, with the number of the round, or with × and the count
+  // of compactions. Where
   // there is too little room, marks with a number come first.
   function drawMarks(marks, isRound) {
     return (chart) => {
