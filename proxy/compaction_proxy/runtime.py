@@ -455,7 +455,7 @@ class Components:
         return Readiness(self.is_ready, store, __version__, problems)
 
     def list_problems(self) -> list[Problem]:
-        """Returns what degrades the proxy now: a store, a secret or a summary model that cannot be used."""
+        """Returns what degrades the proxy now: a store, secret, provider or summary model that cannot be used."""
         failure, problems = self.records.failure, []
         if failure is not None:
             key = get_store_url_setting(self._store_origin)
@@ -464,7 +464,7 @@ class Components:
             problems.append(self.secret.problem)
         elif self._store_url == MEMORY and self._store_origin == "default":
             problems.append(NO_DATA_FOLDER)
-        return [*problems, *self.summary_monitor.list_problems()]
+        return [*problems, *self.upstream_monitor.list_problems(), *self.summary_monitor.list_problems()]
 
     def _mint_conversation_id(self, tenant: str, prefix: bytes) -> str:
         return mint_conversation_id(self.secret.current_key, tenant, prefix)

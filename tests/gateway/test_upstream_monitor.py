@@ -124,6 +124,19 @@ def test_a_refused_key_says_nothing_of_others_and_a_client_error_is_counted_only
     assert [line["cause"] for line in logged] == scene.kept
 
 
+def test_three_failures_in_a_row_are_a_problem_until_the_next_answer(scene: Scene) -> None:
+    scene.monitor.record_status("https://other.example:443", 500)
+    for failures in range(1, 5):
+        scene.monitor.record_status(TARGET, 502)
+        problems = scene.monitor.list_problems()
+        assert [each.fix.split(".")[0] for each in problems] == (
+            [f"{failures} requests in a row to https://up"] if failures >= 3 else []
+        )
+        assert not any("example" in each.what for each in problems)  # everybody may read it
+    scene.monitor.record_status(TARGET, 404)
+    assert scene.monitor.list_problems() == []
+
+
 def test_what_is_wrong_here_is_no_state_of_the_upstream(scene: Scene) -> None:
     scene.monitor.record_missing_answer(TARGET, caused(httpx.ConnectError(""), OSError(errno.EMFILE, "")))
     scene.monitor.record_missing_answer(TARGET, httpx.LocalProtocolError(""))

@@ -308,6 +308,24 @@ def test_a_summary_model_that_turns_out_to_be_missing_is_said_and_taken_back(
         proxy.wait_for(lambda: read_ready(proxy)["status"] == "ok", "the call succeeds")
 
 
+def test_a_provider_that_fails_is_said_until_it_answers(provider: Provider, tmp_path: Path) -> None:
+    what = "A provider does not answer, or answers with server errors."
+    with run_proxy(tmp_path, provider.url) as proxy, proxy.client() as client:
+        provider.answer = lambda _: Reply(503, b'{"error": {"message": "overloaded"}}')
+        for _ in range(3):
+            assert client.post(PATH, json=ASK).status_code == 503
+        ready = read_ready(proxy)
+        assert (ready["status"], ready["ready"], ready["problems"]) == ("degraded", True, [what])
+        health = run_command(proxy.folder, "health", "--url", proxy.url)
+        assert (health.returncode, health.stdout) == (0, f"{proxy.url}: ready, but degraded: {what}\n")
+        (notice,) = read_notices(proxy)
+        assert notice.startswith(f"{what} 3 requests in a row to http://127.0.0.1:")
+        provider.answer = answer
+        assert client.post(PATH, json=ASK).status_code == 200
+        assert read_ready(proxy)["status"] == "ok"
+        assert read_notices(proxy) == []
+
+
 def test_no_client_learns_addresses_or_models_from_the_health_check(
     provider: Provider, tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ import structlog
 
 from compaction_proxy.core import upstream_failure as causes
 from compaction_proxy.core.exchange import FIRST_ERROR_STATUS
+from compaction_proxy.core.problem import Problem
 from compaction_proxy.core.upstream_failure import format_status_cause, is_failure_status, is_server_error
 from compaction_proxy.storage.resilient import ReportThrottle
 from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVERED
@@ -18,6 +19,9 @@ from compaction_proxy.support.log_events import UPSTREAM_FAILED, UPSTREAM_RECOVE
 # The monitor logs each pair of a target (an upstream's origin) and a cause at most once a minute. For this,
 # it remembers at most this many pairs. A pair that it has forgotten may be logged again earlier.
 MAX_PAIRS = 500
+
+# The proxy is degraded after this many failures in a row of one upstream. A single one may be an accident.
+PROBLEM_FAILURES = 3
 
 # Functions that are called on the event loop with the target (an upstream's origin) and the cause of an
 # error. A `FailureListener` also gets what the upstream calls the error; empty if unknown. They must not
@@ -149,6 +153,17 @@ class UpstreamMonitor:
         for target in self.failure_counts.keys() - targets:
             del self.failure_counts[target]
             self._logged.discard(target)
+
+    def list_problems(self) -> list[Problem]:
+        """Returns a problem for each target with at least `PROBLEM_FAILURES` failures in a row."""
+        return [
+            Problem(
+                "A provider does not answer, or answers with server errors.",
+                f"{count:,} requests in a row to {target} failed. The page Failures and the log tell the causes.",
+            )
+            for target, count in self.failure_counts.items()
+            if count >= PROBLEM_FAILURES
+        ]
 
     def _record_failure(self, target: str, cause: str, error: str = "", *, is_failing: bool = False) -> None:
         """Passes a failure to all listeners, and logs it.
