@@ -285,10 +285,15 @@ async def test_of_what_a_forgotten_conversation_had_another_process_finds_nothin
 def test_a_snippet_begins_and_ends_with_whole_words(at: int) -> None:
     text = " ".join(f"word{number}" for number in range(130))
     shown = _extract_snippet(text, at)
-    assert set(shown.split()) <= set(text.split())
-    assert len(shown) > 250
+    assert (shown.startswith("… "), shown.endswith(" …")) == (at != 0, at != 880)
+    assert shown.removeprefix("… ").removesuffix(" …") in text
+    assert 250 < len(shown) <= 300
     assert text[at + 10 :].split()[1] in shown
 
 
 def test_a_snippet_of_one_long_run_is_cut_anywhere() -> None:
-    assert _extract_snippet("x" * 1_000, 500) == "x" * 300
+    assert _extract_snippet("x" * 1_000, 500) == f"… {'x' * 296} …"
+
+
+def test_a_snippet_of_a_whole_text_has_no_mark() -> None:
+    assert _extract_snippet(" two\n words \n", 2) == "two words"

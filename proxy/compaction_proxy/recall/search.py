@@ -44,7 +44,7 @@ class SearchHit:
         strategy: The strategy of that compaction.
         at: Time of that compaction, in seconds since the epoch.
         score: Score as a share of the highest possible score, above 0 and at most 1 (`fulltext.TextMatch`).
-        snippet: A part of the message's text around the best match, on one line.
+        snippet: A part of the message's text around the best match, on one line. "…" stands for the rest.
         conversation: The id of the conversation in which that compaction was made, `c_…`.
         turn: The number of the message's turn, from 1; 0 if it precedes the first turn; None if unknown.
     """
@@ -65,8 +65,10 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
     """Returns at most `characters` characters around the match at offset `at`, on one line.
 
     Leaves out a word that the beginning or the end of the snippet cuts, unless more than `_WORD_CHARACTERS`
-    characters of the word are inside the snippet.
+    characters of the word are inside the snippet. "…" stands for the text before and after the snippet.
     """
+    if len(text) > characters:
+        characters -= len("… ") + len(" …")
     start = max(0, min(at - characters // _LEAD_SHARE, len(text) - characters))
     stop = start + characters
     words = text[start:stop].split()
@@ -74,7 +76,8 @@ def _extract_snippet(text: str, at: int, characters: int = SNIPPET_CHARACTERS) -
         words = words[1:]
     if stop < len(text) and _is_cut_word(text, stop, words[-1:]):
         words = words[:-1]
-    return " ".join(words)
+    before, after = text[:start].strip(), text[stop:].strip()
+    return " ".join([*(["…"] if before else []), *words, *(["…"] if after else [])])
 
 
 def _is_cut_word(text: str, at: int, word: Sequence[str]) -> bool:
