@@ -455,7 +455,7 @@ class Components:
         return Readiness(self.is_ready, store, __version__, problems)
 
     def list_problems(self) -> list[Problem]:
-        """Returns what degrades the proxy now: a store, secret, provider or summary model that cannot be used."""
+        """Returns what degrades the proxy now: a store, secret, provider or summary model that fails."""
         failure, problems = self.records.failure, []
         if failure is not None:
             key = get_store_url_setting(self._store_origin)

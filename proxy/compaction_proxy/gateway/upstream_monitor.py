@@ -159,7 +159,8 @@ class UpstreamMonitor:
         return [
             Problem(
                 "A provider does not answer, or answers with server errors.",
-                f"{count:,} requests in a row to {target} failed. The page Failures and the log tell the causes.",
+                f"{count:,} requests in a row to {target} failed. "
+                "The page Failures and the log show the causes.",
             )
             for target, count in self.failure_counts.items()
             if count >= PROBLEM_FAILURES
