@@ -10,16 +10,21 @@ the request loses the part of the reserved room that it has not used. A request 
 `WAIT_S` seconds is refused. The request that has waited longest is refused first, and its bytes become room
 for the next one. So if several half-read bodies block each other, the deadlock ends after `WAIT_S` seconds.
 
+Tenants share the budget: the bodies of one tenant together use at most `TENANT_SHARE` of it, so that the rest
+is free for others. A tenant's only body may use all of it.
+
 The budget does not limit the first `SMALL_BYTES` bytes of each body. The limit on concurrent requests
 (`ConcurrencyLimiter`) also limits the sum of these bytes.
 """
 
 import asyncio
 import sys
+from collections import Counter
 from typing import Final
 
 from compaction_proxy.core.errors import OverloadedError
 from compaction_proxy.support.memory_limit import return_free_memory
+from compaction_proxy.support.offload import WORK_OWNER
 
 # The budget does not limit this many bytes at the start of each body, so that small requests do not wait for
 # large ones.
@@ -28,6 +33,9 @@ SMALL_BYTES: Final = 65_536
 # client to retry after `RETRY_AFTER_S` seconds.
 WAIT_S: Final = 5.0
 RETRY_AFTER_S: Final = 5
+# The largest part of the budget that several bodies of one tenant may use together. It also limits which part
+# of the `MAX_WAITING` waiting bodies may be of one tenant.
+TENANT_SHARE: Final = 0.75
 # While room is reserved for the rest of a body, the progress of this body is checked at this interval, in
 # seconds. If fewer than `MIN_PROGRESS_BYTES` bytes have arrived since the last check, the request loses the
 # unused room. From then on, its bytes count as they arrive, so a slow client uses no more of the budget than
@@ -105,6 +113,7 @@ class BodyBudget:
     __slots__ = (
         "_large_bytes",
         "_peak_bytes",
+        "_tenant_bytes",
         "_wait_s",
         "_waiting",
         "decoder_slots",
@@ -117,6 +126,7 @@ class BodyBudget:
         self.used_bytes = 0
         self.decoder_slots = asyncio.Semaphore(MAX_DECODERS)
         self._large_bytes = 0  # the part of `used_bytes` that `limit_bytes` limits
+        self._tenant_bytes: Counter[str] = Counter()  # the same part by tenant
         self._peak_bytes = 0  # the largest value of `_large_bytes` since it was last 0
         self._wait_s = wait_s
         # For each body that waits: the size in bytes for which it needs room, and the future that completes
@@ -130,10 +140,17 @@ class BodyBudget:
         """
         return BodyHold(self)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether requests may read more of their bodies: the limit is not exceeded, and no body waits."""
-        return not self._waiting and self._large_bytes <= self.limit_bytes
+    def has_room(self, hold: "BodyHold") -> bool:
+        """Returns whether a request may read more of its body: no limit is exceeded, and no body waits."""
+        return not self._waiting and self._can_add(hold, 0)
+
+    def _can_add(self, hold: "BodyHold", added_bytes: int) -> bool:
+        """Returns whether the limits of the budget and of the tenant allow that a body grows."""
+        tenant_bytes = self._tenant_bytes[hold.tenant]
+        is_alone = tenant_bytes == _count_limited_bytes(hold.counted_bytes)
+        return self._large_bytes + added_bytes <= self.limit_bytes and (
+            is_alone or tenant_bytes + added_bytes <= TENANT_SHARE * self.limit_bytes
+        )
 
     def set_counted_bytes(self, hold: "BodyHold", counted_bytes: int) -> None:
         """Sets the number of bytes that the budget counts for one request.
@@ -144,7 +161,11 @@ class BodyBudget:
         before, hold.counted_bytes = hold.counted_bytes, counted_bytes
         self.used_bytes += counted_bytes - before
         if counted_bytes > SMALL_BYTES or before > SMALL_BYTES:
-            self._large_bytes += _count_limited_bytes(counted_bytes) - _count_limited_bytes(before)
+            added_bytes = _count_limited_bytes(counted_bytes) - _count_limited_bytes(before)
+            self._large_bytes += added_bytes
+            self._tenant_bytes[hold.tenant] += added_bytes
+            if not self._tenant_bytes[hold.tenant]:
+                del self._tenant_bytes[hold.tenant]
             self._peak_bytes = max(self._peak_bytes, self._large_bytes)
             if not self._large_bytes:
                 self._end_peak()
@@ -168,7 +189,7 @@ class BodyBudget:
         """
         size_bytes = max(size_bytes, hold.counted_bytes)
         added_bytes = _count_limited_bytes(size_bytes) - _count_limited_bytes(hold.counted_bytes)
-        fits = self._large_bytes + added_bytes <= self.limit_bytes
+        fits = self._can_add(hold, added_bytes)
         if fits:
             self.set_counted_bytes(hold, size_bytes)
         return fits
@@ -182,7 +203,8 @@ class BodyBudget:
         """
         if self.try_reserve(hold, size_bytes):
             return
-        if len(self._waiting) >= MAX_WAITING:
+        same_tenant_count = sum(each.tenant == hold.tenant for each in self._waiting)
+        if len(self._waiting) >= MAX_WAITING or same_tenant_count >= TENANT_SHARE * MAX_WAITING:
             hold.release()
             raise OverloadedError(RETRY_AFTER_S, TOO_MANY_BODIES)
         loop = asyncio.get_running_loop()
@@ -217,13 +239,15 @@ class BodyHold:
         size_bytes: Bytes of the request's body that have arrived.
         counted_bytes: Bytes that the budget counts for the request: those that have arrived, and more while
             room is reserved.
+        tenant: The tenant whose share of the budget the request uses.
     """
 
-    __slots__ = ("budget", "counted_bytes", "size_bytes")
+    __slots__ = ("budget", "counted_bytes", "size_bytes", "tenant")
 
     def __init__(self, budget: BodyBudget) -> None:
         self.budget = budget
         self.size_bytes = self.counted_bytes = 0
+        self.tenant = WORK_OWNER.get()
 
     def add_bytes(self, count_bytes: int) -> bool:
         """Counts bytes that have arrived. Returns False if the caller must wait for room to read more."""
@@ -231,7 +255,7 @@ class BodyHold:
         if self.size_bytes <= self.counted_bytes:
             return True
         self.budget.set_counted_bytes(self, self.size_bytes)
-        return self.size_bytes <= SMALL_BYTES or self.budget.has_room
+        return self.size_bytes <= SMALL_BYTES or self.budget.has_room(self)
 
     def try_reserve_rest(self, rest_bytes: int) -> bool:
         """Reserves room in the budget for `rest_bytes` further bytes of the body, if there is enough.

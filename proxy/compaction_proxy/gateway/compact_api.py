@@ -202,8 +202,8 @@ class CompactEndpoint:
         """
         if scope["method"] != "POST":
             raise RequestRefusedError(405, "Only POST is allowed.", "method_not_allowed")
+        self._compactor.set_work_owner(scope)
         async with self._admission.admit_request() as hold:
-            self._compactor.set_work_owner(scope)
             raw = await read_body(scope, receive, self._max_body_bytes, hold)
             with while_connected(scope):
                 raw = await decode_or_refuse(raw, scope["headers"], hold, self._max_body_bytes)
@@ -379,8 +379,8 @@ class ResponsesCompactEndpoint:
             ClientDisconnect: If the client left. The pending call to the upstream or to the summary model has
                 then been cancelled.
         """
+        self._compactor.set_work_owner(scope)
         async with self._admission.admit_request() as hold:
-            self._compactor.set_work_owner(scope)
             raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
             raw = await self._items.decrypt_items_in_body(raw, scope, for_compaction=True)
             with while_connected(scope):

@@ -159,14 +159,14 @@ class RelayEndpoint:
         control = (
             NO_OVERRIDES if CONTROL_FIELDS.isdisjoint(header_map) else parse_control_headers(scope["headers"])
         )
+        identity = self._identity_resolver.identify_client(scope["headers"])
+        WORK_OWNER.set(identity.tenant)
+        request_id = choose_request_id(header_map.get(b"x-request-id"))
+        REQUEST_ID.set(request_id)
         await self._admission.acquire_slot()
         hold = self._admission.body_budget.open_hold()
         try:
             try:
-                identity = self._identity_resolver.identify_client(scope["headers"])
-                request_id = choose_request_id(header_map.get(b"x-request-id"))
-                REQUEST_ID.set(request_id)
-                WORK_OWNER.set(identity.tenant)
                 raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
                 original, opaque = None, False
                 if CONTENT_ENCODING in header_map:

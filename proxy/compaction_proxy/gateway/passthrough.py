@@ -133,11 +133,11 @@ class CountTokensEndpoint:
         if length is None or length > min(MAX_COUNTED_BYTES, self._admission.body_budget.limit_bytes):
             await self._passthrough(scope, receive, send)
             return
+        WORK_OWNER.set(self._identity_resolver.identify_client(scope["headers"]).tenant)
         async with self._admission.admit_request() as hold:
             raw = await read_body(scope, receive, MAX_COUNTED_BYTES, hold)
             provider_tokens = await self._relay_request(scope, send, raw)
             if provider_tokens is not None:
-                WORK_OWNER.set(self._identity_resolver.identify_client(scope["headers"]).tenant)
                 with suppress_and_log(RESPONSE_NOT_OBSERVED):
                     await self._calibrate_estimate(scope, raw, provider_tokens, hold)
 

@@ -77,6 +77,8 @@ class McpEndpoint:
             raise RequestRefusedError(
                 405, "Only POST is allowed, because the server keeps no sessions.", "method_not_allowed"
             )
+        identity = self._identity_resolver.identify_client(headers)
+        WORK_OWNER.set(identity.tenant)
         async with self._admission.admit_request() as hold:
             header_map = build_header_map(headers)
             if header_map.get(b"content-encoding", b"identity").strip().lower() != b"identity":
@@ -86,8 +88,6 @@ class McpEndpoint:
                 server = await asyncio.to_thread(import_module, SERVER)
             except ModuleNotFoundError:  # the MCP library, or a module that it needs, is missing
                 raise RequestRefusedError(501, NOT_INSTALLED, "mcp_not_installed") from None
-            identity = self._identity_resolver.identify_client(headers)
-            WORK_OWNER.set(identity.tenant)
             context = RecallContext(identity.tenant, identity.conversation, source=SOURCE)
             call = partial(self._call_tool, context)
             with while_connected(scope):
