@@ -47,8 +47,16 @@ class Searches:
     ended: int = 0
 
     async def __call__(
-        self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
+        self,
+        tenant: str,
+        conversation: str | None,
+        query: str,
+        limit: int,
+        *,
+        known_ids: AbstractSet[str],
+        root: bytes | None,
     ) -> list[SearchHit]:
+        assert root
         self.asked.append(f"{tenant} {conversation} {query}")
         if self.takes_s:
             await asyncio.sleep(self.takes_s)

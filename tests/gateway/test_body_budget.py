@@ -226,7 +226,7 @@ async def test_room_is_not_lost_with_who_is_cancelled(moment: str) -> None:
         await reading
     other.release()
     assert budget.used_bytes == 0
-    assert budget.has_room
+    assert budget.has_room(hold)
 
 
 def test_a_body_released_twice_is_counted_off_once() -> None:

@@ -171,6 +171,17 @@ async def test_a_branch_finds_what_another_archived_of_messages_that_are_its_own
     assert await recall(store).find_message(*WHO, "m_10", known_ids=known) is not None
 
 
+async def test_a_conversation_that_only_reuses_a_compaction_finds_what_it_removed() -> None:
+    store = MemoryStore()
+    await taken(store, 1, "common word", "foreign word", conversation="c_2")
+    known = frozenset({"m_10"})
+    hits = await recall(store).search(*WHO, "word", 2, known_ids=known, root=ROOTS[0])
+    assert [(hit.message_id, hit.conversation) for hit in hits] == [("m_10", "c_2")]
+    assert await recall(store).find_message(*WHO, "m_10", known_ids=known, root=ROOTS[0]) is not None
+    assert await recall(store).find_message(*WHO, "m_11", known_ids=known, root=ROOTS[0]) is None
+    assert await recall(store).search(*WHO, "word", 2, root=ROOTS[0]) == []
+
+
 async def test_a_message_that_a_branch_archived_too_stays_the_conversation_s_own() -> None:
     store = MemoryStore()
     await taken(store, 1, "mine as well")

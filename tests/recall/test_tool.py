@@ -52,6 +52,7 @@ class Scripted:
         limit: int,
         *,
         known_ids: Any,
+        root: bytes | None,
         snippet_characters: int,
     ) -> list[SearchHit]:
         self.asked.append((tenant, conversation, query, limit))
@@ -59,7 +60,13 @@ class Scripted:
         return self._hits
 
     async def find_message(
-        self, tenant: str, conversation: str | None, message_id: str, *, known_ids: Any
+        self,
+        tenant: str,
+        conversation: str | None,
+        message_id: str,
+        *,
+        known_ids: Any = frozenset(),
+        root: bytes | None = None,
     ) -> RecalledMessage | None:
         self.asked.append((tenant, conversation, message_id))
         return self._messages.get(conversation)

@@ -53,6 +53,7 @@ class Upload:
         path: Where it goes.
         body: The whole body.
         kind: Its content type.
+        key: The client's key; empty for none.
         sent_bytes: How much of it the kernel has taken.
         status: Of the answer; 0 while there is none, or if the connection ended without one.
         headers: Of the answer.
@@ -63,6 +64,7 @@ class Upload:
     path: str
     body: bytes
     kind: str = "application/json"
+    key: str = ""
     sent_bytes: int = 0
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -75,6 +77,7 @@ class Upload:
         address = urlsplit(proxy.url)
         reader, self.writer = await asyncio.open_connection(address.hostname, address.port)
         head = f"POST {self.path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: {self.kind}\r\n"
+        head += f"authorization: Bearer {self.key}\r\n" if self.key else ""
         self.writer.write(f"{head}content-length: {len(self.body)}\r\n\r\n".encode())
         self.reading = asyncio.create_task(self._read(reader))
 
@@ -266,6 +269,27 @@ async def test_a_lone_body_may_use_up_the_whole_budget_and_no_larger_one_is_read
             with proxy.client() as client:
                 statuses.append(client.post(PATHS[0], content=content).status_code)
     assert statuses == [200, 413, 200]
+
+
+async def test_large_bodies_of_one_client_leave_room_for_those_of_another(
+    tmp_path: Path, provider: Provider
+) -> None:
+    config = {"server": {**SERVER, "max_inflight_bytes": 4 * MIB, "max_body_bytes": 4 * MIB}}
+    greedy = [Upload(PATHS[0], large_body(MIB), key="sk-greedy") for _ in range(20)]
+    other = Upload(PATHS[0], large_body(900_000), key="sk-other")
+    with run_proxy(tmp_path, provider.url, config) as proxy:
+        for upload in greedy:
+            await upload.open(proxy)
+        async with asyncio.timeout(REQUEST_LIMIT_S):
+            await asyncio.gather(*(upload.send(MIB - 100) for upload in greedy))
+            await other.open(proxy)
+            await other.send(len(other.body))
+            await other.ended.wait()
+        assert other.status == 200
+        assert [upload.answer for upload in greedy if upload.ended.is_set() and not is_refusal(upload)] == []
+        for upload in (*greedy, other):
+            upload.close()
+        await asyncio.to_thread(proxy.wait_for, lambda: inflight_bytes(proxy) == 0, "nothing is held")
 
 
 async def test_every_place_that_reads_large_bodies_refuses_them_while_the_budget_is_used_up(

@@ -18,7 +18,7 @@ import structlog
 
 from compaction_proxy.compaction.message_reader import MessageReader
 from compaction_proxy.compaction.request_view import compute_limits
-from compaction_proxy.compaction.types import CompactedMessages, FitRequest, FitResult
+from compaction_proxy.compaction.types import CompactedMessages, FitRequest, FitResult, UsageBasis
 from compaction_proxy.config.sections import RecallSection
 from compaction_proxy.core.digest import format_message_id
 from compaction_proxy.core.errors import SearchUnavailableError
@@ -59,12 +59,19 @@ class SearchFunction(Protocol):
     """A function that searches removed messages, such as `ArchiveSearch.search`."""
 
     def __call__(
-        self, tenant: str, conversation: str | None, query: str, limit: int, *, known_ids: AbstractSet[str]
+        self,
+        tenant: str,
+        conversation: str | None,
+        query: str,
+        limit: int,
+        *,
+        known_ids: AbstractSet[str],
+        root: bytes | None,
     ) -> Coroutine[Any, Any, list[SearchHit]]:
         """Returns at most `limit` hits, the best one first.
 
         If `conversation` is None, searches all conversations of the tenant. Messages with an id in
-        `known_ids` may be returned even if they were removed from another conversation.
+        `known_ids` may be returned even if they were removed from another conversation under `root`.
         """
         ...
 
@@ -170,7 +177,7 @@ class AutoRecall:
                 return fit  # the message is now part of a replacement, so there is no place to insert
             turn = _RecallKey(ask.tenant, conversation, usage_basis.prefixes[latest], ask.settings.recall)
             text = await self._choose_text(
-                turn, compacted, usage_basis.prefixes, compacted.unfixed_messages[latest].text
+                turn, compacted, usage_basis, compacted.unfixed_messages[latest].text
             )
             return await self._insert_text(fit, compacted, ask, insert_index, text) if text else fit
         return fit
@@ -183,7 +190,7 @@ class AutoRecall:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _choose_text(
-        self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], user_text: str
+        self, key: _RecallKey, compacted: CompactedMessages, usage_basis: UsageBasis, user_text: str
     ) -> str:
         """Returns the text to insert in this turn; "" if nothing is to be inserted.
 
@@ -195,13 +202,13 @@ class AutoRecall:
         text = chosen.get(key)
         if text is None:
             query = build_recall_query(user_text)
-            hits = await self._find_hits(key, compacted, prefixes, query) if query else []
+            hits = await self._find_hits(key, compacted, usage_basis, query) if query else []
             text = build_recall_text(hits, key.section, self._count)
             chosen.put(key, text, len(text) + _CHOICE_BYTES)
         return text
 
     async def _find_hits(
-        self, key: _RecallKey, compacted: CompactedMessages, prefixes: Sequence[bytes], query: str
+        self, key: _RecallKey, compacted: CompactedMessages, usage_basis: UsageBasis, query: str
     ) -> list[SearchHit]:
         """Searches the removed and shortened messages of the request, and returns those that match.
 
@@ -210,8 +217,15 @@ class AutoRecall:
         faster.
         """
         affected = compacted.checkpoint.removed_indices | compacted.checkpoint.edited
-        affected_ids = frozenset(format_message_id(prefixes[index]) for index in affected)
-        search = self._search(key.tenant, key.conversation, query, MAX_CANDIDATES, known_ids=affected_ids)
+        affected_ids = frozenset(format_message_id(usage_basis.prefixes[index]) for index in affected)
+        search = self._search(
+            key.tenant,
+            key.conversation,
+            query,
+            MAX_CANDIDATES,
+            known_ids=affected_ids,
+            root=usage_basis.root,
+        )
         task = asyncio.create_task(search)
         self._search_tasks.add(task)
         task.add_done_callback(self._finish_search)

@@ -160,11 +160,13 @@ async def build_tool_offer(
     )
     if not support.can_add_tool or has_prefill or not is_wanted:
         return None
-    prefixes = fit_result.usage_basis.prefixes if fit_result.usage_basis else ()
+    usage_basis = fit_result.usage_basis
+    prefixes = usage_basis.prefixes if usage_basis else ()
     known_ids = await run_in_worker_if_large(
         0, lambda: frozenset(map(format_message_id, prefixes)), message_count=len(prefixes)
     )
-    context = RecallContext(fit_request.tenant, report.conversation, known_ids)
+    root = usage_basis.root if usage_basis else None
+    context = RecallContext(fit_request.tenant, report.conversation, known_ids, root=root)
     add = partial(add_tool, support, tool.definition_json)
     raw_with_tool, max_hops = await run_in_worker_if_large(len(raw), add), settings.recall.max_hops
     return ToolOffer(raw_with_tool, raw, support.has_tools, max_hops, recall_tool, context, wire, tool)

@@ -155,6 +155,7 @@ class ArchiveSearch:
         limit: int = 5,
         *,
         known_ids: AbstractSet[str] = _NO_KNOWN_IDS,
+        root: bytes | None = None,
         snippet_characters: int = SNIPPET_CHARACTERS,
     ) -> list[SearchHit]:
         """Returns the messages that match a query best, best first.
@@ -170,6 +171,8 @@ class ArchiveSearch:
             limit: Maximum number of hits. A limit above `MAX_HITS` counts as `MAX_HITS`.
             known_ids: Ids of messages that may be returned even if another conversation's compaction removed
                 them, such as the messages of the caller's request.
+            root: The root of the caller's request. Without it, a conversation that only reuses the
+                compactions of others has no archives to search.
             snippet_characters: Maximum characters of a hit's snippet.
 
         Raises:
@@ -178,7 +181,7 @@ class ArchiveSearch:
         most = max(0, min(limit, MAX_HITS))
         if not query.strip() or not most:
             return []
-        places = await self._find_archives(tenant, conversation, known_ids)
+        places = await self._find_archives(tenant, conversation, known_ids, root)
         index = await self._index_cache.get_or_load(tenant, places)
         is_allowed = _build_access_filter(conversation, known_ids)
         # Messages of other conversations, which the caller must not see, may rank before messages of this
@@ -198,13 +201,14 @@ class ArchiveSearch:
         message_id: str,
         *,
         known_ids: AbstractSet[str] = _NO_KNOWN_IDS,
+        root: bytes | None = None,
     ) -> RecalledMessage | None:
         """Returns the archived message with this id, or None if there is none.
 
-        `tenant`, `conversation` and `known_ids` have the same meaning as in `search`.
+        `tenant`, `conversation`, `known_ids` and `root` have the same meaning as in `search`.
         """
         index = await self._index_cache.get_or_load(
-            tenant, await self._find_archives(tenant, conversation, known_ids)
+            tenant, await self._find_archives(tenant, conversation, known_ids, root)
         )
         self._index_cache.evict_excess()
         found = index.find_message(message_id)
@@ -224,7 +228,7 @@ class ArchiveSearch:
         await self._retention.record_deleted_roots(tenant, roots)
 
     async def _find_archives(
-        self, tenant: str, conversation: str | None, known: AbstractSet[str]
+        self, tenant: str, conversation: str | None, known: AbstractSet[str], root: bytes | None = None
     ) -> Sequence[ArchiveRef]:
         """Returns the archives to search.
 
@@ -235,8 +239,9 @@ class ArchiveSearch:
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
         found: list[ArchiveRef] = []
-        for root in await self._history.list_roots(tenant, conversation):
-            found += [held.ref for held in await self._retention.list_root_archives(tenant, root)]
+        roots = await self._history.list_roots(tenant, conversation)
+        for each in dict.fromkeys((root, *roots) if root else roots):
+            found += [held.ref for held in await self._retention.list_root_archives(tenant, each)]
         newest = sorted(dict.fromkeys(found), key=lambda place: place.round.made_at, reverse=True)
         foreign = _build_foreign_filter(conversation)
         others = [place for place in newest if foreign(place)] if known else []

@@ -50,12 +50,14 @@ class RecallContext(NamedTuple):
         known_ids: Ids of messages that may be returned even if another conversation's compaction removed
             them, such as the messages of the caller's request.
         source: The kind of the caller, such as `model`. A metric counts searches by this kind.
+        root: The root of the caller's request, if known (`ArchiveSearch.search`).
     """
 
     tenant: str
     conversation: str | None
     known_ids: AbstractSet[str] = _NO_IDS
     source: str = "model"
+    root: bytes | None = None
 
 
 class RecallTool:
@@ -107,6 +109,7 @@ class RecallTool:
                     text,
                     most,
                     known_ids=context.known_ids,
+                    root=context.root,
                     snippet_characters=room,
                 )
             except SearchUnavailableError:
@@ -157,9 +160,15 @@ class RecallTool:
     ) -> RecalledMessage | None:
         find, found = self._archive_search.find_message, None
         if context.conversation is not None:
-            found = await find(context.tenant, context.conversation, message_id, known_ids=context.known_ids)
+            found = await find(
+                context.tenant,
+                context.conversation,
+                message_id,
+                known_ids=context.known_ids,
+                root=context.root,
+            )
         if found is None and scope == "tenant":
-            found = await find(context.tenant, None, message_id, known_ids=context.known_ids)
+            found = await find(context.tenant, None, message_id)
         return found
 
 

@@ -60,6 +60,17 @@ async def test_it_stands_right_before_the_latest_user_message_on_every_request_o
     assert TOOL_NAME.encode() not in asked[-1].raw
 
 
+async def test_a_session_that_only_reuses_another_s_compaction_is_reminded_too(stack: Any, s: Any) -> None:
+    stack.script(s.said("Yes."))
+    names = set()
+    for name in ("first", "second"):
+        stack.session = name
+        answer = await stack.post(model="reminded", messages=conversation())
+        names.add(answer.headers["x-compaction-session"])
+        assert FACT in stack.asked[-1].raw.decode()
+    assert (len(names), answer.headers["x-compaction-status"]) == (2, "reused")
+
+
 async def test_the_next_turn_knows_nothing_of_it(stack: Any, s: Any) -> None:
     stack.script(s.said("Yes."))
     await stack.post(model="reminded", messages=conversation())
