@@ -103,7 +103,7 @@ FAILED_PART_TEXTS = {
 # Texts for the states of a compaction (`admin.queries.RoundState`), by their codes.
 ROUND_STATE_TEXTS = {
     "prepared": "prepared, not used yet",
-    "unused": "prepared, never used",
+    "unused": "prepared, part of the next one",
     "in-use": "in use",
     "followed": "replaced by a later compaction",
     "undone": "undone",

@@ -149,11 +149,13 @@ def build_configuration(settings: AdminSettings) -> Configuration:
 
 
 def _list_values(settings: AdminSettings) -> Iterator[Value]:
+    defaults = Config()
     for key in iter_keys():
         name = format_key_path(key.path)
-        yield Value(
-            name, to_plain_value(_get_value(settings.config, key.path)), settings.origins.get(name, UNKNOWN)
-        )
+        value = _get_value(settings.config, key.path)
+        # Without a loaded configuration, such as in the demo, the origins are unknown.
+        presumed = "default" if value == _get_value(defaults, key.path) else UNKNOWN
+        yield Value(name, to_plain_value(value), settings.origins.get(name, presumed))
 
 
 def _get_value(config: Config, place: tuple[str | int, ...]) -> object:

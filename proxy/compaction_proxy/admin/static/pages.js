@@ -77,15 +77,15 @@
   }
 
   // Draws a mark above each column with compactions, with the number of the round, or with × and the count
-  // of compactions. Where
-  // there is too little room, marks with a number come first.
+  // of compactions. A mark without a number is hollow. Where there is too little room, marks with a number come
+  // first.
   function drawMarks(marks, isRound) {
     return (chart) => {
       const brush = chart.ctx, ratio = devicePixelRatio, y = chart.bbox.top - 4 * ratio;
       const drawn = [], numbered = [];
       const isFree = (x, taken, gap) => taken.every((each) => Math.abs(each - x) >= gap * ratio);
       brush.save();
-      brush.fillStyle = colour("--ink");
+      brush.fillStyle = brush.strokeStyle = colour("--ink");
       brush.textAlign = "center";
       brush.textBaseline = "alphabetic";
       brush.font = 11 * ratio + "px " + colour("--text");
@@ -97,7 +97,9 @@
         brush.moveTo(x - 4 * ratio, y - 6 * ratio);
         brush.lineTo(x + 4 * ratio, y - 6 * ratio);
         brush.lineTo(x, y);
-        brush.fill();
+        brush.closePath();
+        if (isRound && !each) brush.stroke();
+        else brush.fill();
         if ((isRound ? each : each > 1) && isFree(x, numbered, NUMBER_PX)) {
           numbered.push(x);
           brush.fillText(isRound ? String(each) : `×${each}`, x, y - 10 * ratio);
@@ -123,7 +125,7 @@
       return { ...series, stroke: ink, width: 2, dash: each.dash, points: { show: data.unit === "seconds", size: 5, fill: ink } };
     }
     if (data.x.length > MAX_BARS) return { ...series, paths: uPlot.paths.stepped({ align: 1 }), fill: ink, width: 0 };
-    return { ...series, paths: uPlot.paths.bars({ size: [each.sign === "sent" ? 0.86 : 0.6, 60], gap: 0 }), fill: ink, width: 0 };
+    return { ...series, paths: uPlot.paths.bars({ size: [each.sign === "sent" ? 0.86 : 0.6, data.step ? Infinity : 60], gap: 0 }), fill: ink, width: 0 };
   }
 
   function buildOptions(data, place) {
@@ -137,7 +139,7 @@
       cursor: { drag: { x: false, y: false }, y: false },
       tzDate: (at) => (step >= DAY_S ? uPlot.tzDate(new Date(at * 1000), "Etc/UTC") : new Date(at * 1000)),
       series: [
-        { label: step ? "from" : "request", value: (_, at) => (at == null ? "" : step ? formatColumn(at, step) : at) },
+        { label: step ? "from" : "request", value: (_, at) => (at == null ? "" : step ? formatColumn(at - step / 2, step) : at) },
         ...data.series.map((each, index) => buildSeries(each, index, data)),
       ],
       axes: [
@@ -145,7 +147,7 @@
         { ...axis, grid: { stroke: colour("--line"), width: 1 }, values: (_, ticks) => ticks.map(unit), size: (_, texts) => 16 + 7 * Math.max(3, ...(texts ?? []).map((each) => each.length)) },
       ],
       scales: {
-        x: { time: !!step, range: (_, low, high) => (hasBars ? [low - gap, high + gap] : [low, high > low ? high : low + 1]) },
+        x: { time: !!step, range: (_, low, high) => (step ? [low - step / 2, high + step / 2] : hasBars ? [low - gap, high + gap] : [low, high > low ? high : low + 1]) },
         y: { range: (_, low, high) => [Math.min(0, low * 1.05), (high || 1) * 1.05] },
       },
       hooks: {
@@ -160,7 +162,8 @@
     charts.get(place)?.destroy();
     charts.delete(place);
     if (!data.x.length) return;
-    charts.set(place, new uPlot(buildOptions(data, place), [data.x, ...data.series.map((each) => each.values)], place));
+    const middles = data.x.map((at) => at + data.step / 2); // a column of the overview covers the time from `at`
+    charts.set(place, new uPlot(buildOptions(data, place), [middles, ...data.series.map((each) => each.values)], place));
   }
 
   function drawAll() {
