@@ -133,7 +133,7 @@ DAY = (
     Played("rock", "coding_sweagent", 7, "agent-trial", 1.9, 1.2),
 )
 # What is searched among all that rounds have removed.
-QUERY = "seats in economy class HAT229"
+QUERY = "flight HAT028 price"
 # A message that no round can make fit into the window of its model.
 TOO_LONG = "The log of the last night, line by line. " * 1_500
 

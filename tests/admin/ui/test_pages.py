@@ -147,7 +147,8 @@ async def test_assets_are_small_kept_for_ever_by_their_content_and_brought_with_
 
 FEWER = (
     "Providers read 59 % less than clients sent, summary calls included, in 4 compactions. 75 % of the input "
-    "was cached. Covers 9,300 of 9,311 requests. For the others, the token count is not known."
+    "of requests was cached; summary calls are not part of this. "
+    "Covers 9,300 of 9,311 requests. For the others, the token count is not known."
 )
 
 
@@ -162,7 +163,7 @@ async def test_the_overview_shows_what_is_left_of_the_saving_and_its_parts() -> 
             f"4.1M → 1.7M {FEWER}",
             "Time added by the proxy 1.8 ms Median of a request without a new compaction. p95: 6.0",
             "2 requests got a new compaction, or waited for one. Median: 5.0 s",
-            "Compaction failures 4 events: compaction failed 1, sent without a due compaction 1, sent",
+            "Compaction failures 4 Events: compaction failed 1, sent without a due compaction 1, sent",
             "although too long 1, of a kind that was not stored 1. An event may stand for several requests.",
             "Requests sent without a due compaction: 2 of 9,311: the store 2 (store-failed). Earlier",
             "Earlier compactions still applied to 1 of them. The others were sent unchanged. Failures",
@@ -533,12 +534,12 @@ async def test_the_playground_hands_on_what_was_pasted_and_shows_what_came_of_it
     ]
     text = Read(answer.text).text
     assert (
-        "anchored 1 120k of 300k 101,000 80 % 90 % without 0 1 without $1.60 $3.10 without $0.10 $1.40"
-        in text
+        "anchored 1 120k of 300k 101,000 80 % 90 % without it 0 1 without it $1.60 $3.10 without it "
+        "$0.10 $1.40" in text
     )
     assert (
-        "prune 1 120k of 300k 101,000 80 % 90 % without 0 1 without n/a n/a without n/a 1 tokens after 2"
-        in text
+        "prune 1 120k of 300k 101,000 80 % 90 % without it 0 1 without it n/a n/a without it n/a "
+        "1 tokens after 2" in text
     )
 
 
@@ -596,7 +597,10 @@ async def test_a_round_that_no_request_has_used_is_shown_as_prepared() -> None:
         shown = Read((await client.get(f"{ONE}/compactions/{'cd' * 64}")).text).text
     assert "Prepared 88 messages, 102k → 31.9k, for a later request" in overview
     assert "Compacted" not in overview
-    assert "Compactions 2 Requests have used 1 of them, which the chart marks. 1 was prepared and not" in page
+    assert (
+        "Compactions 2 Requests have used 1 of them, which the chart marks. 1 was prepared, and not used"
+        in page
+    )
     assert "The newest: prepared, not used yet. In use: Round 1 of anchored." in page
     assert "Undo Round 1 of anchored" in page
     assert "prepared, not used yet" in shown
@@ -674,8 +678,8 @@ async def test_a_transcript_says_which_round_removed_a_message_and_which_message
     async with pages(FakeAdmin(sample())) as client:
         page = Read((await client.get(f"{ONE}/transcript")).text)
     assert (
-        "Kept by every compaction user 1 And now? Removed by Round 1 of anchored 18 Nov 11:06:40 user 4"
-        in page.text
+        "Not removed by any compaction so far user 1 And now? "
+        "Removed by Round 1 of anchored 18 Nov 11:06:40 user 4" in page.text
     )
     assert f"{ONE}/messages/m_2" in links(page)
     assert "1 to 3 of 3 stored messages" in page.text
@@ -716,7 +720,7 @@ async def test_a_search_says_which_words_no_excerpt_has_and_which_hits_have_none
         answers["list_compactions"] = []
         never = Read((await client.get(f"{ONE}/search?q=a")).text).text
     assert "Conversations / build Search the removed messages" in page.text
-    assert "2 messages, as excerpts · no excerpt contains: hat229 ·" in page.text
+    assert "2 messages, as excerpts · no excerpt contains: hat229 (to find only messages that" in page.text
     assert "11:06:40 , this conversation said 502" in page.text
     assert "shortened, 18 Nov 11:06:40 , this conversation, found by the messages next to it" in page.text
     assert "No removed message matches “a”." in nothing
