@@ -720,7 +720,7 @@ async def test_a_search_says_which_words_no_excerpt_has_and_which_hits_have_none
         answers["list_compactions"] = []
         never = Read((await client.get(f"{ONE}/search?q=a")).text).text
     assert "Conversations / build Search the removed messages" in page.text
-    assert "2 messages, as excerpts · no excerpt contains: hat229 (to find only messages that" in page.text
+    assert "2 messages, as excerpts · no excerpt contains: hat229 ·" in page.text
     assert "11:06:40 , this conversation said 502" in page.text
     assert "shortened, 18 Nov 11:06:40 , this conversation, found by the messages next to it" in page.text
     assert "No removed message matches “a”." in nothing
