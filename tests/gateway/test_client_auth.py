@@ -157,13 +157,15 @@ async def test_a_page_of_another_machine_cannot_spend_the_proxy_s_key(
     async with wire.running_upstream(answer) as upstream:
         async with wire.running_proxy(upstream.port, **paying) as port:
             refused = [await wire.ask(port, chat(f"origin: {page}")) for page in PAGES]
+            refused.append(await wire.ask(port, chat("sec-fetch-site: cross-site")))  # an image or a link
             seen = len(upstream.seen)
             served = [await wire.ask(port, chat(f"origin: {page}")) for page in (OURS[0], OURS[-1])]
+            served.append(await wire.ask(port, chat("sec-fetch-site: same-site")))
         async with wire.running_proxy(upstream.port) as port:  # the page would have to bring a key of its own
             relayed = await wire.ask(port, chat(f"origin: {PAGES[0]}"))
     codes = [(reply.status, json.loads(reply.body)["error"]["code"]) for reply in refused]
-    assert (codes, seen) == ([(403, "origin_not_allowed")] * len(PAGES), 0)
-    assert [reply.body for reply in (*served, relayed)] == [b"ok"] * 3
+    assert (codes, seen) == ([(403, "origin_not_allowed")] * (len(PAGES) + 1), 0)
+    assert [reply.body for reply in (*served, relayed)] == [b"ok"] * 4
 
 
 REBOUND = [

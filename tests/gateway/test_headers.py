@@ -24,6 +24,37 @@ HOP_BY_HOP = [
 ]
 
 
+JSON = (b"content-type", b"application/json")
+
+
+def return_fields(status: int, fields: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """What goes back of the fields of an answer that is no page for browsers."""
+    if any(name == b"content-type" for name, _ in fields):
+        return list(to_client_headers(status, fields))
+    return [field for field in to_client_headers(status, [*fields, JSON]) if field != JSON]
+
+
+@pytest.mark.parametrize(
+    ("kind", "isolated"),
+    [
+        (b"application/json; charset=utf-8", False),
+        (b"Text/Event-Stream", False),
+        (b"text/plain", False),
+        (b"audio/mpeg", False),
+        (b" text/HTML", True),
+        (b"image/svg+xml", True),
+        (b"application/xhtml+xml", True),
+        (b"junk", True),
+        (b"", True),
+        (None, True),
+    ],
+)
+def test_a_page_of_the_upstream_is_isolated_from_the_dashboard(kind: bytes | None, *, isolated: bool) -> None:
+    fields = [] if kind is None else [(b"content-type", kind)]
+    assert ((b"content-security-policy", b"sandbox") in to_client_headers(200, fields)) == isolated
+    assert (b"content-security-policy", b"sandbox") not in to_client_headers(204, [])
+
+
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, b"host", b"content-length", b"expect"])
 def test_fields_of_this_connection_do_not_go_upstream(name: bytes) -> None:
     assert to_upstream_headers([(name, b"x"), (b"accept", b"*/*")], api_key="", hop_mark=HOP) == [
@@ -34,13 +65,13 @@ def test_fields_of_this_connection_do_not_go_upstream(name: bytes) -> None:
 
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, b"server", b"date"])
 def test_fields_of_the_upstream_connection_do_not_go_back(name: bytes) -> None:
-    assert to_client_headers(200, [(name, b"x"), (b"x-request-id", b"1")]) == [(b"x-request-id", b"1")]
+    assert return_fields(200, [(name, b"x"), (b"x-request-id", b"1")]) == [(b"x-request-id", b"1")]
 
 
 def test_fields_named_in_connection_end_here() -> None:
     fields = [(b"connection", b"close, X-Secret ,x-b"), (b"x-secret", b"1"), (b"x-b", b"2"), (b"x-c", b"3")]
     assert to_upstream_headers(fields, api_key="", hop_mark=HOP) == [(b"x-c", b"3"), MARK]
-    assert to_client_headers(200, [(b"connection", b"X-Secret"), (b"x-secret", b"1"), (b"x-c", b"3")]) == [
+    assert return_fields(200, [(b"connection", b"X-Secret"), (b"x-secret", b"1"), (b"x-c", b"3")]) == [
         (b"x-c", b"3")
     ]
 
@@ -82,18 +113,18 @@ def test_the_proxys_own_key_takes_the_form_of_the_clients(name: bytes) -> None:
 
 def test_duplicates_keep_their_order() -> None:
     fields = [(b"set-cookie", b"a=1"), (b"x", b"1"), (b"set-cookie", b"b=2"), (b"content-encoding", b"gzip")]
-    assert to_client_headers(200, fields) == fields
+    assert return_fields(200, fields) == fields
 
 
 def test_content_length_goes_back_unless_no_body_may_follow() -> None:
-    assert to_client_headers(200, [(b"content-length", b"5")]) == [(b"content-length", b"5")]
+    assert return_fields(200, [(b"content-length", b"5")]) == [(b"content-length", b"5")]
     for status in (204, 304):
-        assert to_client_headers(status, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
+        assert return_fields(status, [(b"content-length", b"5"), (b"etag", b"e")]) == [(b"etag", b"e")]
 
 
 def test_fields_of_an_upstream_that_look_like_ours_do_not_go_back() -> None:
     fields = [(b"x-compaction-status", b"applied"), (b"x-compaction", b"1"), (b"not-x-compaction", b"2")]
-    assert to_client_headers(200, fields) == [(b"not-x-compaction", b"2")]
+    assert return_fields(200, fields) == [(b"not-x-compaction", b"2")]
 
 
 def test_a_request_that_was_here_before_is_refused() -> None:
@@ -115,7 +146,7 @@ def test_a_declared_length_is_a_number_or_nothing(declared: bytes, expected: int
 
 def test_a_field_that_no_server_could_send_is_left_out() -> None:
     fields = [(b"x-a", b"a\x01b"), (b"x-b", b"a\r\nx-c: d"), (b"x-d", b"tab\tstays")]
-    assert to_client_headers(200, fields) == [(b"x-d", b"tab\tstays")]
+    assert return_fields(200, fields) == [(b"x-d", b"tab\tstays")]
 
 
 @pytest.mark.parametrize(
@@ -130,4 +161,4 @@ def test_a_field_that_no_server_could_send_is_left_out() -> None:
 def test_whoever_stands_before_us_is_asked_to_hand_streams_on(
     fields: list[tuple[bytes, bytes]], added: list[tuple[bytes, bytes]]
 ) -> None:
-    assert to_client_headers(200, fields) == [*fields, *added]
+    assert return_fields(200, fields) == [*fields, *added]

@@ -121,7 +121,17 @@ def test_a_target_ends_in_the_clients_own_bytes(path: bytes, query: bytes) -> No
 
 @pytest.mark.parametrize(
     "raw_path",
-    [b"/v1/../admin", b"/v1/%2e%2E/admin", b"/..", b"/v1/..%2fadmin", b"/v1/a/../../b", b"/v1//../b", b"*"],
+    [
+        b"/v1/../admin",
+        b"/v1/%2e%2E/admin",
+        b"/..",
+        b"/v1/..%2fadmin",
+        b"/v1/a/../../b",
+        b"/v1//../b",
+        b"*",
+        b"/v1/..;/admin",
+        b"/v1/%2e%2e;x=1/admin",
+    ],
 )
 def test_no_path_leaves_the_base_of_the_upstream(raw_path: bytes) -> None:
     with pytest.raises(RequestRefusedError, match="outside the base URL") as refused:

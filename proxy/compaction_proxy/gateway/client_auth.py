@@ -3,10 +3,12 @@
 If `server.client_keys` is set, a client must send one of these keys. If it is not set and the proxy has its
 own provider key, every client is admitted except web pages from other machines. If these were admitted, any
 page that is open in a browser on this machine could send requests to the proxy, and the owner of the provider
-key would pay for them. The proxy recognises such requests by two header fields:
+key would pay for them. The proxy recognises such requests by these header fields:
 
 - `Origin`: a browser names the origin of the page in this field. It omits the field if a page reads from the
   server that the page itself came from.
+- `Sec-Fetch-Site`: newer browsers say in this field whether another site caused the request, also where they
+  omit `Origin`, such as for images and links.
 - `Host`: the owner of a page can point the page's host name at this machine (DNS rebinding). The browser then
   takes this machine for the server of the page, and sends that host name in this field. The proxy checks the
   field only if it listens on a loopback address.
@@ -95,7 +97,8 @@ class ClientAuthenticator:
         )
 
     def _refuse_foreign_pages(self, header_map: Mapping[bytes, bytes]) -> None:
-        if b"origin" in header_map and not _is_local_origin(header_map[b"origin"]):
+        is_foreign = header_map.get(b"sec-fetch-site") == b"cross-site"
+        if is_foreign or (b"origin" in header_map and not _is_local_origin(header_map[b"origin"])):
             raise RequestRefusedError(
                 403,
                 "Web pages from other machines need a client key (server.client_keys).",

@@ -27,16 +27,22 @@ _WEBSOCKET: Final = RequestRefusedError(
 # Header fields of the redirect from the start page to the dashboard. The redirect depends on `Accept`, and a
 # cached one would survive a change of `server.base_path`.
 _REDIRECT_FIELDS: Final = {"vary": "accept", "cache-control": "no-store"}
+# The response to TRACE contains the request, with the provider key that the proxy has added. CONNECT opens
+# tunnels.
+_UNRELAYED_METHODS: Final = frozenset({"TRACE", "CONNECT"})
+_METHOD_REFUSED: Final = RequestRefusedError(
+    405, "The proxy does not relay this method.", "method_not_allowed"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RelayHandler:
     """An ASGI application that checks relayed requests, passes them to an endpoint, and handles its errors.
 
-    The handler checks the client's key, and refuses requests for WebSockets and requests that this
-    installation has already forwarded. It sends comments in an event stream that is silent. It sends the
-    proxy's own errors to the client as JSON. The endpoint may raise these errors only before the response
-    starts, because after that no error can be sent to the client.
+    The handler checks the client's key, and refuses requests for WebSockets, the methods `TRACE` and
+    `CONNECT`, and requests that this installation has already forwarded. It sends comments in an event
+    stream that is silent. It sends the proxy's own errors to the client as JSON. The endpoint may raise
+    these errors only before the response starts, because after that no error can be sent to the client.
 
     Attributes:
         endpoint: The endpoint that answers the request.
@@ -53,6 +59,9 @@ class RelayHandler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
+        if scope["method"] in _UNRELAYED_METHODS:
+            await send_error(send, _METHOD_REFUSED, encode_error=find_error_encoder(scope))
+            return
         try:
             first = build_header_map(scope["headers"])
             scope["headers"] = self.authenticator.authorize_request(scope["headers"], first)

@@ -38,6 +38,10 @@ _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 # A header field of responses. It asks a reverse proxy between this proxy and the client to forward each chunk
 # of a stream without delay.
 _UNBUFFERED = (b"x-accel-buffering", b"no")
+# Content types that no browser shows as a page. A page of any other type, or without a type, could otherwise
+# run scripts with the origin of the dashboard, and use the dashboard with the visitor's session.
+_DATA_TYPES = (b"application/json", EVENT_STREAM, b"text/plain", b"application/octet-stream", b"audio/")
+_ISOLATED = (b"content-security-policy", b"sandbox")
 # The values that the field `connection` has in nearly all requests. The proxy drops the header fields that
 # these values name from every message, so it need not parse these values.
 _USUAL_CONNECTION_VALUES = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close", b"upgrade", b""})
@@ -154,6 +158,7 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     - Fields with control characters, and fields that concern only the connection to the upstream, are left
       out.
     - If the upstream does not say whether an event stream may be buffered, a field is added that forbids it.
+    - A body that a browser may show as a page gets a field that isolates the page (`_ISOLATED`).
     """
     dropped = _add_connection_fields(_NOT_RETURNED, headers)
     if status in _BODILESS_STATUSES:
@@ -164,8 +169,10 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
     if not _is_sendable([field[1] for field in relayed]):  # otherwise our server would refuse all fields
         relayed = [field for field in relayed if _is_sendable([field[1]])]
     kind = get_header(relayed, b"content-type")
-    is_stream = kind is not None and kind.strip().lower().startswith(EVENT_STREAM)
-    if is_stream and get_header(headers, _UNBUFFERED[0]) is None:
+    kind = b"" if kind is None else kind.strip().lower()
+    if not kind.startswith(_DATA_TYPES) and status not in _BODILESS_STATUSES:
+        relayed.append(_ISOLATED)
+    if kind.startswith(EVENT_STREAM) and get_header(headers, _UNBUFFERED[0]) is None:
         relayed.append(_UNBUFFERED)
     return relayed
 

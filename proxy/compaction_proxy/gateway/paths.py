@@ -56,10 +56,13 @@ def replace_deployment(raw_path: bytes, model: str) -> bytes:
 
 
 def _is_outside_base(path: bytes) -> bool:
-    """Returns whether a path leads out of the base URL if the upstream resolves its `..` segments."""
+    """Returns whether a path leads out of the base URL if the upstream resolves its `..` segments.
+
+    Some servers ignore what follows a `;` in a segment, so `..;x` counts as `..`.
+    """
     depth = 0
     for segment in unquote(path.decode("latin-1")).split("/"):
-        depth += _DEPTHS.get(segment, 1)
+        depth += _DEPTHS.get(segment.partition(";")[0], 1)
         if depth < 0:
             return True
     return False

@@ -164,7 +164,7 @@ async def test_the_configuration_is_shown_with_its_origins_and_no_secret() -> No
         "key": "server.admin_key", "value": "********", "origin": "environment NAME",
     }  # fmt: skip
     assert (told["path"], told["warnings"]) == ("config.yaml", ["think twice"])
-    assert values["server.port"]["origin"] == "unknown"
+    assert values["server.port"]["origin"] == "default"
     assert "sk-hidden" not in answer.text
 
 

@@ -26,7 +26,7 @@ MAX_UNREAD_BYTES = 65_536
 MAX_DROPPED_BYTES = 262_144
 # The most requests of one connection that may wait until earlier requests are answered. If more come, the
 # connection reads nothing more, and closes after it has answered the waiting requests.
-MAX_WAITING_REQUESTS = 1_000
+MAX_WAITING_REQUESTS = 100
 
 # An application finds the method `set_departure_callback` at `scope["extensions"][DEPARTURE][NOTICE]`. With
 # it, the application sets a function that the connection calls when the client disconnects. The function at
