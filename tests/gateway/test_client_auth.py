@@ -161,11 +161,13 @@ async def test_a_page_of_another_machine_cannot_spend_the_proxy_s_key(
             seen = len(upstream.seen)
             served = [await wire.ask(port, chat(f"origin: {page}")) for page in (OURS[0], OURS[-1])]
             served.append(await wire.ask(port, chat("sec-fetch-site: same-site")))
+            # A desktop program, and a page of localhost that asks 127.0.0.1, are other sites for a browser.
+            served.append(await wire.ask(port, chat("origin: app://a.md", "sec-fetch-site: cross-site")))
         async with wire.running_proxy(upstream.port) as port:  # the page would have to bring a key of its own
             relayed = await wire.ask(port, chat(f"origin: {PAGES[0]}"))
     codes = [(reply.status, json.loads(reply.body)["error"]["code"]) for reply in refused]
     assert (codes, seen) == ([(403, "origin_not_allowed")] * (len(PAGES) + 1), 0)
-    assert [reply.body for reply in (*served, relayed)] == [b"ok"] * 4
+    assert [reply.body for reply in (*served, relayed)] == [b"ok"] * 5
 
 
 REBOUND = [

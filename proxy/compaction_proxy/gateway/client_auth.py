@@ -7,8 +7,8 @@ key would pay for them. The proxy recognises such requests by these header field
 
 - `Origin`: a browser names the origin of the page in this field. It omits the field if a page reads from the
   server that the page itself came from.
-- `Sec-Fetch-Site`: newer browsers say in this field whether another site caused the request, also where they
-  omit `Origin`, such as for images and links.
+- `Sec-Fetch-Site`: newer browsers say in this field whether another site caused the request. The proxy reads
+  it if there is no `Origin`, such as for images and links.
 - `Host`: the owner of a page can point the page's host name at this machine (DNS rebinding). The browser then
   takes this machine for the server of the page, and sends that host name in this field. The proxy checks the
   field only if it listens on a loopback address.
@@ -97,8 +97,8 @@ class ClientAuthenticator:
         )
 
     def _refuse_foreign_pages(self, header_map: Mapping[bytes, bytes]) -> None:
-        is_foreign = header_map.get(b"sec-fetch-site") == b"cross-site"
-        if is_foreign or (b"origin" in header_map and not _is_local_origin(header_map[b"origin"])):
+        origin = header_map.get(b"origin")
+        if not _is_local_origin(origin) if origin is not None else _is_cross_site(header_map):
             raise RequestRefusedError(
                 403,
                 "Web pages from other machines need a client key (server.client_keys).",
@@ -113,6 +113,11 @@ class ClientAuthenticator:
 
     def _digest_key(self, key: bytes) -> bytes:
         return hashlib.blake2b(key, digest_size=_KEY_BYTES, key=self._secret).digest()
+
+
+def _is_cross_site(header_map: Mapping[bytes, bytes]) -> bool:
+    """Returns whether a browser says that another site caused the request."""
+    return header_map.get(b"sec-fetch-site") == b"cross-site"
 
 
 def _is_local_origin(origin: bytes) -> bool:
