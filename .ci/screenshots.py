@@ -330,8 +330,13 @@ async def shoot(browser: Browser, proxy: Proxy, shown: dict[str, str], folder: P
 def save(picture: bytes, path: Path) -> None:
     """Write a picture with a palette: pages have few colours."""
     with Image.open(BytesIO(picture)) as opened:
-        few = opened.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(path, optimize=True)
+        full = opened.convert("RGB")
+    few = full.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    # The palette has means of colours. The background, which is in the corner, is the same in all pictures.
+    corner, palette = int(few.getpixel((0, 0))), few.getpalette()
+    palette[3 * corner : 3 * corner + 3] = full.getpixel((0, 0))
+    few.putpalette(palette)
+    few.save(path, optimize=True)
 
 
 async def tried(page: Page) -> None:

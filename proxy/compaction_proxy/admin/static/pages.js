@@ -86,6 +86,8 @@
       const isFree = (x, taken, gap) => taken.every((each) => Math.abs(each - x) >= gap * ratio);
       brush.save();
       brush.fillStyle = brush.strokeStyle = colour("--ink");
+      brush.lineWidth = ratio;
+      brush.setLineDash([]);
       brush.textAlign = "center";
       brush.textBaseline = "alphabetic";
       brush.font = 11 * ratio + "px " + colour("--text");
