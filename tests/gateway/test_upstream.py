@@ -89,7 +89,7 @@ async def test_what_was_peeked_is_relayed_verbatim() -> None:
     assert sent[0] == {
         "type": "http.response.start",
         "status": 400,
-        "headers": [(b"x-a", b"1"), (b"x-b", b"2")],
+        "headers": [(b"x-a", b"1"), (b"content-security-policy", b"sandbox"), (b"x-b", b"2")],
     }
     assert sent.bodies == [(b"ab", True), (b"cd", True), (b"ef", True), (b"", False)]
 
