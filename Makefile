@@ -4,11 +4,13 @@
 ARGS ?=
 
 UV_RUN := ./.ci/uv run --frozen
+# A path in ARGS takes the place of the folders that a target runs otherwise.
+HAS_PATH = $(filter tests%,$(ARGS))
 # Three files at a time: most tests wait for something, and the tests of a file may share servers.
 PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-system test-all test-agents test-hostile lint types check bench bench-quality pages docs sbom dist audit hooks
+.PHONY: help demo serve test test-system test-all test-agents test-hostile lint format types check bench bench-quality pages docs sbom dist audit hooks
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -20,11 +22,11 @@ serve: ## start the proxy on 127.0.0.1:4141; ARGS="--upstream URL" sets the prov
 	@$(UV_RUN) --no-dev compaction-proxy serve $(ARGS)
 
 test: ## test the package (minutes)
-	@$(PYTEST) --ignore=tests/system --ignore=tests/bench $(ARGS)
+	@$(PYTEST) $(if $(HAS_PATH),,--ignore=tests/system --ignore=tests/bench) $(ARGS)
 
 # In the order of the files: those with the most tests are not those that take longest, and the long ones come early.
 test-system: ## test the whole product: processes, sockets, faults, and the bench itself
-	@$(PYTEST) --no-loadscope-reorder tests/bench tests/system $(ARGS)
+	@$(PYTEST) --no-loadscope-reorder $(if $(HAS_PATH),,tests/bench tests/system) $(ARGS)
 
 test-all: ## run all tests, with coverage
 	@$(PYTEST) --cov --cov-report=term $(ARGS)
@@ -46,6 +48,10 @@ lint: ## check style and format, of the code and of the texts for users
 	@$(UV_RUN) ruff check
 	@$(UV_RUN) ruff format --check
 	@$(UV_RUN) python .ci/check_style.py
+
+format: ## format the code, and mend what ruff can mend
+	@$(UV_RUN) ruff format
+	@$(UV_RUN) ruff check --fix
 
 types: ## check types
 	@$(UV_RUN) mypy
