@@ -89,7 +89,7 @@ def test_both_pages_count_the_same_and_say_what_failed_and_what_still_applied(
     )
     told += "(http-500). Earlier compactions still applied to 1 of them. The others were sent unchanged."
     [(events, *parts)] = re.findall(
-        r"Compaction failures (\d+) events: compaction failed (\d+), sent without a due compaction (\d+)\.",
+        r"Compaction failures (\d+) Events: compaction failed (\d+), sent without a due compaction (\d+)\.",
         overview,
     )
     assert sum(map(int, parts)) == int(events)
