@@ -233,8 +233,8 @@ class ArchiveSearch:
         """Returns the archives to search.
 
         The archives of the conversation come first, newest first. If `known`, which has message ids, is not
-        empty, the archives of other conversations under the same roots follow. If `conversation` is None,
-        returns the newest archives of the tenant instead.
+        empty, the archives of other conversations under the same roots, and under `root`, follow. If
+        `conversation` is None, returns the newest archives of the tenant instead.
         """
         if conversation is None:
             return _select_newest(await self._retention.list_archives(tenant))
