@@ -1,7 +1,7 @@
 """What messages say and show, remembered within bounds."""
 
-import asyncio
-import threading
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +13,6 @@ from compaction_proxy.core.ledger.facts import list_message_facts
 from compaction_proxy.core.ledger.frontier import read_frontier
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
-from compaction_proxy.support.offload import run_in_worker
 
 PORT, HOST = "The port is 8080.", "The host is db.internal."
 
@@ -123,37 +122,26 @@ def test_of_a_conversation_that_has_grown_the_frontier_reads_only_what_is_new(
         assert acted == [call.arguments]
 
 
-async def test_work_beside_the_loop_is_done_one_piece_at_a_time() -> None:
-    running, most = 0, 0
-    lock = threading.Lock()
+def test_threads_that_share_a_full_cache_read_what_each_would_read_alone() -> None:
+    conversations = [
+        users(*(f"{name} {number}: always use port {number}." for number in range(40))) for name in "ABCD"
+    ]
+    expected = [
+        (ActiveStatements(messages).superseded, read_frontier(messages)) for messages in conversations
+    ]
+    held = LedgerCache(max_held_characters=10 * RECORD_CHARACTERS)
 
-    def work() -> None:
-        nonlocal running, most
-        with lock:
-            running += 1
-            most = max(most, running)
-        threading.Event().wait(0.002)
-        with lock:
-            running -= 1
+    def read_growing(messages: list[Message]) -> object:
+        for length in range(1, len(messages)):
+            held.get_active_statements(messages[:length])
+            held.get_frontier(messages[:length])
+        return held.get_active_statements(messages).superseded, held.get_frontier(messages)
 
-    await asyncio.gather(*(run_in_worker(work) for _ in range(10)))
-    assert most == 1
-
-
-async def test_work_that_nobody_waits_for_any_more_is_left_out() -> None:
-    begun, done, go = threading.Event(), [], threading.Event()
-
-    def first() -> None:
-        begun.set()
-        go.wait(10)
-
-    running = asyncio.create_task(run_in_worker(first))
-    await asyncio.to_thread(begun.wait, 10)
-    left = asyncio.create_task(run_in_worker(lambda: done.append("left")))
-    stays = asyncio.create_task(run_in_worker(lambda: done.append("stays")))
-    await asyncio.sleep(0)
-    left.cancel()
-    await asyncio.wait([left])
-    go.set()
-    await asyncio.gather(running, stays)
-    assert done == ["stays"]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(len(conversations)) as pool:
+            assert list(pool.map(read_growing, conversations)) == expected
+    finally:
+        sys.setswitchinterval(interval)
+    assert held._statements._bytes == sum(size for _, size in held._statements._held.values())

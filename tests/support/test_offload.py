@@ -1,12 +1,14 @@
-"""Long computations run in one worker thread, owners take turns; short ones run on the event loop."""
+"""Long computations run in worker threads, and owners take turns; short ones run on the event loop."""
 
 import asyncio
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from compaction_proxy.support.offload import (
+    LONG_WORK_THREADS,
     MAX_INLINE_BYTES,
     MAX_INLINE_MESSAGES,
     WORK_OWNER,
@@ -16,17 +18,20 @@ from compaction_proxy.support.offload import (
 )
 
 
-async def test_work_runs_in_the_order_of_its_calls_in_one_thread() -> None:
+async def test_work_of_one_owner_runs_piece_by_piece_in_the_order_of_its_calls() -> None:
     done: list[int] = []
+    running = threading.Lock()
 
     def compute(number: int) -> int:
+        assert running.acquire(blocking=False)
+        threading.Event().wait(0.002)
         done.append(number)
+        running.release()
         return threading.get_ident()
 
     threads = set(await asyncio.gather(*(run_in_worker(partial(compute, number)) for number in range(20))))
 
     assert done == list(range(20))
-    assert len(threads) == 1
     assert threading.get_ident() not in threads
 
 
@@ -46,23 +51,63 @@ async def test_only_large_work_leaves_the_event_loop(
     assert (thread == threading.get_ident()) is is_inline
 
 
-async def test_the_work_of_one_owner_does_not_delay_that_of_others() -> None:
-    gate, done = threading.Event(), list[str]()
+async def run_for(owner: str, work: Callable[[], object]) -> None:
+    WORK_OWNER.set(owner)
+    await run_in_worker(work)
 
-    async def run(owner: str) -> None:
-        WORK_OWNER.set(owner)
-        await run_in_worker(partial(gate.wait, 60))
-        done.append(owner)
 
-    busy = [asyncio.create_task(run("busy")) for _ in range(20)]
+async def test_long_work_of_one_owner_does_not_delay_that_of_another() -> None:
+    gate = threading.Event()
+    busy = [asyncio.create_task(run_for("busy", partial(gate.wait, 60))) for _ in range(20)]
     await asyncio.sleep(0)
-    other = asyncio.create_task(run("other"))
-    await asyncio.sleep(0)
+
+    await asyncio.create_task(run_for("other", lambda: None))
+
+    assert not any(task.done() for task in busy)
     gate.set()
-    await asyncio.gather(*busy, other)
+    await asyncio.gather(*busy)
+
+
+async def test_owners_take_turns_where_all_threads_are_busy() -> None:
+    gates = [threading.Event() for _ in range(LONG_WORK_THREADS)]
+    holders = [
+        asyncio.create_task(run_for(f"holder {number}", partial(gate.wait, 60)))
+        for number, gate in enumerate(gates)
+    ]
+    await asyncio.sleep(0)
+    done: list[str] = []
+    tasks = [
+        asyncio.create_task(run_for(owner, partial(done.append, owner)))
+        for owner in [*["busy"] * 20, "other"]
+    ]
+    await asyncio.sleep(0)
+    gates[0].set()
+    await asyncio.gather(*tasks)
+    gates[1].set()
+    await asyncio.gather(*holders)
 
     assert done.index("other") == 1
     assert len(done) == 21
+
+
+async def test_work_whose_caller_is_cancelled_counts_for_its_owner_until_it_ends() -> None:
+    gate, began, done = threading.Event(), threading.Event(), list[str]()
+
+    def hold() -> None:
+        began.set()
+        gate.wait(60)
+        done.append("cancelled")
+
+    first = asyncio.create_task(run_for("busy", hold))
+    await asyncio.to_thread(began.wait, 60)
+    first.cancel()
+    await asyncio.wait([first])
+    second = asyncio.create_task(run_for("busy", partial(done.append, "next")))
+    await asyncio.create_task(run_for("other", partial(done.append, "other")))
+    gate.set()
+    await second
+
+    assert done == ["other", "cancelled", "next"]
 
 
 async def test_short_work_does_not_wait_for_long_work() -> None:

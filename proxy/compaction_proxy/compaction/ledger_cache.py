@@ -7,6 +7,7 @@ compaction.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import NamedTuple, TypeVar
 
 from compaction_proxy.core.ledger.actions import Action, read_action
@@ -32,20 +33,6 @@ _Known = TypeVar("_Known")
 _Content = tuple[str, str, tuple[MessageToolCall, ...], tuple[str, ...]]
 
 
-def _compute_once(
-    cache: LruCache[_Key, _Known], key: _Key, characters: int, compute: Callable[[], _Known]
-) -> _Known:
-    """Returns the cached result under `key`, or computes the result and caches it.
-
-    `characters` is the length of the texts in the key, which decides the size of the cache entry.
-    """
-    result = cache.get(key)
-    if result is None:
-        result = compute()
-        cache.put(key, result, characters + RECORD_CHARACTERS)
-    return result
-
-
 class _CachedStatements(NamedTuple):
     """Describes the cached active statements in a list of messages.
 
@@ -64,7 +51,7 @@ class _CachedStatements(NamedTuple):
 class LedgerCache:
     """Caches the statements in user messages, and the facts, actions and replies in other messages.
 
-    Only one thread may use an instance at a time.
+    Several threads may use an instance at the same time.
 
     Args:
         max_held_characters: Largest size of each cache, in characters. The size of an entry is the length of
@@ -80,10 +67,26 @@ class LedgerCache:
         self._replies: LruCache[str, ReplyReading] = LruCache(max_held_characters // 2)
         self._active_statements: OrderedDict[ActiveStatements, _CachedStatements] = OrderedDict()
         self._max_held = max_held_characters
+        self._lock = Lock()  # held while the caches are read or changed, and not while a text is read
+
+    def _compute_once(
+        self, cache: LruCache[_Key, _Known], key: _Key, characters: int, compute: Callable[[], _Known]
+    ) -> _Known:
+        """Returns the cached result under `key`, or computes the result and caches it.
+
+        `characters` is the length of the texts in the key, which decides the size of the cache entry.
+        """
+        with self._lock:
+            result = cache.get(key)
+        if result is None:
+            result = compute()
+            with self._lock:
+                cache.put(key, result, characters + RECORD_CHARACTERS)
+        return result
 
     def get_statements(self, text: str) -> tuple[Statement, ...]:
         """Returns the statements in a user's text (`core.ledger.statements`)."""
-        return _compute_once(self._statements, text, len(text), lambda: read_statements(text))
+        return self._compute_once(self._statements, text, len(text), lambda: read_statements(text))
 
     def get_active_statements(self, messages: Sequence[Message]) -> ActiveStatements:
         """Returns the user's statements that no later message has replaced (`core.ledger.active`).
@@ -93,10 +96,13 @@ class LedgerCache:
         last list, but it still extends the list before that.
         """
         texts = list_user_texts(messages)
-        shorter_lists = (each for each in self._active_statements if each.is_prefix_of(texts))
+        with self._lock:
+            lists = list(self._active_statements)
+        shorter_lists = (each for each in lists if each.is_prefix_of(texts))
         longest = max(shorter_lists, key=len, default=None)
         statements = ActiveStatements(messages, self.get_statements, longest)
-        self._store_active_statements(statements, longest)
+        with self._lock:
+            self._store_active_statements(statements, longest)
         return statements
 
     def _store_active_statements(
@@ -104,8 +110,9 @@ class LedgerCache:
     ) -> None:
         since = None
         if shorter_list is not None:
-            entry = self._active_statements.pop(shorter_list)
-            if len(shorter_list) < len(statements):
+            # None: another thread has removed the shorter list meanwhile.
+            entry = self._active_statements.pop(shorter_list, None)
+            if entry is not None and len(shorter_list) < len(statements):
                 if entry.shorter_list is not None:
                     self._active_statements.pop(entry.shorter_list, None)
                 self._active_statements[shorter_list], since = (
@@ -131,13 +138,13 @@ class LedgerCache:
 
     def _get_action(self, call: MessageToolCall, result: str | None) -> Action:
         characters = len(call.arguments) + len(result or "")
-        return _compute_once(self._actions, (call, result), characters, lambda: read_action(call, result))
+        return self._compute_once(self._actions, (call, result), characters, lambda: read_action(call, result))
 
     def _get_reply(self, text: str) -> ReplyReading:
-        return _compute_once(self._replies, text, len(text), lambda: read_reply(text))
+        return self._compute_once(self._replies, text, len(text), lambda: read_reply(text))
 
     def get_shown_facts(self, message: Message) -> tuple[MessageFact, ...]:
         """Returns the facts in a tool result or an assistant message (`core.ledger.facts`)."""
         characters = len(message.text) + sum(len(call.arguments) for call in message.calls)
         content = (message.role, message.text, message.calls, message.answered_call_ids)
-        return _compute_once(self._shown_facts, content, characters, lambda: list_message_facts(message))
+        return self._compute_once(self._shown_facts, content, characters, lambda: list_message_facts(message))

@@ -127,8 +127,7 @@ class MessageIndex:
         return await self._run_in_thread(partial(index.search, query, limit))
 
     async def _run_in_thread(self, work: Callable[[], _Result]) -> _Result:
-        async with self._turns.wait_for_turn():
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await self._turns.run(self._threads, work)
 
 
 def _order_messages(messages: Iterable[RecalledMessage]) -> list[RecalledMessage | None]:

@@ -1,31 +1,34 @@
-"""Runs computations that take a millisecond or more in a single worker thread, one after the other.
+"""Runs computations that take a millisecond or more in worker threads.
 
-Several worker threads would not be faster, because all threads share the interpreter lock. Each further
-thread would also delay the event loop.
+More threads would not be faster, because all threads share the interpreter lock. Each further thread would
+also delay the event loop.
 
 All tenants share the threads of the process. `FairQueue` lets their work take turns.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
 # The tenant for which the current task works. Work of no tenant, such as the admin API, has the empty name.
 WORK_OWNER: ContextVar[str] = ContextVar("work_owner", default="")
 
-# The executor of `run_in_worker`. It starts its thread at the first call.
-_EXECUTOR = ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside")
+# The number of threads of `run_in_worker`. A piece of its work may take seconds. An owner uses only one of the
+# threads at a time, so that the work of other owners goes on meanwhile.
+LONG_WORK_THREADS = 2
+_LONG_EXECUTOR = ThreadPoolExecutor(max_workers=LONG_WORK_THREADS, thread_name_prefix="long")
 # The number of threads for work that takes at most some tenths of a second, so that such work does not wait
 # for the work of `run_in_worker`, which may take seconds.
 SHORT_WORK_THREADS = 2
 _SHORT_EXECUTOR = ThreadPoolExecutor(max_workers=SHORT_WORK_THREADS, thread_name_prefix="short")
 
 # Data of at most this many bytes is processed on the event loop, because that takes less than a millisecond.
-# More data is usually processed in the worker thread.
+# More data is usually processed in a worker thread.
 MAX_INLINE_BYTES = 256 * 1024
 # A list of at most this many messages is processed on the event loop, because that takes a few milliseconds.
 MAX_INLINE_MESSAGES = 2_000
@@ -41,7 +44,7 @@ class FairQueue:
     owner waits at most for `width` pieces of each owner.
 
     Args:
-        width: The number of threads in the pool, so that an owner that is alone can use all of them.
+        width: The largest number of pieces of work of one owner that the pool has at a time.
     """
 
     def __init__(self, width: int) -> None:
@@ -54,28 +57,52 @@ class FairQueue:
     @asynccontextmanager
     async def wait_for_turn(self) -> AsyncIterator[None]:
         """Waits until the owner may give the pool another piece of work. The block does the work."""
+        async with self._find_semaphore():
+            yield
+
+    async def run(self, pool: Executor, work: Callable[[], _Result]) -> _Result:
+        """Waits for the owner's turn, runs `work` in the pool, and returns its result.
+
+        If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled later,
+        `work` still runs to its end, and the owner's further work waits for that end.
+        """
+        semaphore = self._find_semaphore()
+        await semaphore.acquire()
+        try:
+            future = pool.submit(work)
+        except BaseException:
+            semaphore.release()
+            raise
+        future.add_done_callback(partial(_release_in_loop, asyncio.get_running_loop(), semaphore))
+        return await asyncio.wrap_future(future)
+
+    def _find_semaphore(self) -> asyncio.Semaphore:
         key = (asyncio.get_running_loop(), WORK_OWNER.get())
         semaphore = self._semaphores.get(key)
         if semaphore is None:
             semaphore = self._semaphores[key] = asyncio.Semaphore(self._width)
-        async with semaphore:
-            yield
+        return semaphore
 
 
-_WORKER_QUEUE = FairQueue(1)
+def _release_in_loop(loop: asyncio.AbstractEventLoop, semaphore: asyncio.Semaphore, _: object) -> None:
+    with suppress(RuntimeError):  # the loop is closed, so nobody waits
+        loop.call_soon_threadsafe(semaphore.release)
+
+
+_LONG_QUEUE = FairQueue(1)
 _SHORT_QUEUE = FairQueue(SHORT_WORK_THREADS)
 
 
 async def run_in_worker(work: Callable[[], _Result]) -> _Result:
-    """Runs `work` in the worker thread, and returns its result.
+    """Runs `work` in a worker thread, and returns its result.
 
-    Pieces of work of the same owner run in the order of the calls. Owners take turns.
+    Pieces of work of the same owner run one after the other, in the order of the calls. Pieces of different
+    owners may run at the same time.
 
     If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled later,
-    `work` still runs to its end, and later work waits for it.
+    `work` still runs to its end, and later work of the owner waits for it.
     """
-    async with _WORKER_QUEUE.wait_for_turn():
-        return await asyncio.get_running_loop().run_in_executor(_EXECUTOR, work)
+    return await _LONG_QUEUE.run(_LONG_EXECUTOR, work)
 
 
 async def run_short_work(work: Callable[[], _Result]) -> _Result:
@@ -83,8 +110,7 @@ async def run_short_work(work: Callable[[], _Result]) -> _Result:
 
     It does not wait for work of `run_in_worker`. Pieces of work of the same owner may run at the same time.
     """
-    async with _SHORT_QUEUE.wait_for_turn():
-        return await asyncio.get_running_loop().run_in_executor(_SHORT_EXECUTOR, work)
+    return await _SHORT_QUEUE.run(_SHORT_EXECUTOR, work)
 
 
 async def run_in_worker_if_large(
