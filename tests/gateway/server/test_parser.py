@@ -81,11 +81,20 @@ async def test_what_is_no_request_is_refused_as_an_error_that_clients_can_read(s
         b"GET /" + b"y" * 2 * MAX_HEAD_BYTES,
         b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: "
         + b"y" * MAX_FRAMING_BYTES,
+        b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        + (b"1;" + b"y" * 1_000 + b"\r\nx\r\n") * (MAX_FRAMING_BYTES // 500),
     ],
 )
 async def test_a_header_without_end_is_refused(sent: bytes) -> None:
     status, error = refusal(await said(echo, sent))
     assert (status, error["code"]) == (b"HTTP/1.1 431 Request Header Fields Too Large", "header_too_large")
+
+
+async def test_a_body_may_come_in_chunks_of_one_byte() -> None:
+    head = b"POST /1 HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    size = MAX_FRAMING_BYTES // 4  # the chunks have six bytes each
+    lines = await said(echo, head + b"1\r\nx\r\n" * size + b"0\r\n\r\n", LAST)
+    assert b"/1" + b"x" * size in lines
 
 
 async def test_trailers_are_no_fields_of_the_next_request() -> None:

@@ -14,13 +14,15 @@ import httptools
 
 from compaction_proxy.core.errors import RequestRefusedError
 
-# A request that exceeds one of the three limits below is refused with status 431. This one is the limit bytes
+# A request that exceeds one of the limits below is refused with status 431. This one is the limit bytes
 # that the request line and the header fields may have together.
 MAX_HEAD_BYTES = 65_536
 # The most header fields that a request may have.
 MAX_FIELDS = 256
-# The most bytes in a row that may contain no body data. Chunk extensions and trailers are such bytes.
+# The most bytes of a request that may be no body data, such as chunk sizes, chunk extensions and trailers.
 MAX_FRAMING_BYTES = 262_144
+# Each byte of body data allows this many further bytes, because each may come in a chunk of its own.
+FRAMING_BYTES_PER_BODY_BYTE = 64
 # The parser caches the parts (path and query) of a request target of at most this many bytes, because clients
 # use the same few targets again and again.
 _MAX_CACHED_TARGET_BYTES = 256
@@ -259,7 +261,7 @@ class RequestParser:
 
     def on_body(self, piece: bytes) -> None:
         """Passes a part of the body to the receiver."""
-        self._framing_bytes = 0
+        self._framing_bytes = max(0, self._framing_bytes - FRAMING_BYTES_PER_BODY_BYTE * len(piece))
         self._receiver.on_body_received(piece)
 
     def on_message_complete(self) -> None:
