@@ -138,7 +138,9 @@ class LedgerCache:
 
     def _get_action(self, call: MessageToolCall, result: str | None) -> Action:
         characters = len(call.arguments) + len(result or "")
-        return self._compute_once(self._actions, (call, result), characters, lambda: read_action(call, result))
+        return self._compute_once(
+            self._actions, (call, result), characters, lambda: read_action(call, result)
+        )
 
     def _get_reply(self, text: str) -> ReplyReading:
         return self._compute_once(self._replies, text, len(text), lambda: read_reply(text))

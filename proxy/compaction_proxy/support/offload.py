@@ -18,8 +18,8 @@ from weakref import WeakValueDictionary
 # The tenant for which the current task works. Work of no tenant, such as the admin API, has the empty name.
 WORK_OWNER: ContextVar[str] = ContextVar("work_owner", default="")
 
-# The number of threads of `run_in_worker`. A piece of its work may take seconds. An owner uses only one of the
-# threads at a time, so that the work of other owners goes on meanwhile.
+# The number of threads of `run_in_worker`, whose work may take seconds. An owner uses only one of the threads
+# at a time, so that the work of other owners goes on meanwhile.
 LONG_WORK_THREADS = 2
 _LONG_EXECUTOR = ThreadPoolExecutor(max_workers=LONG_WORK_THREADS, thread_name_prefix="long")
 # The number of threads for work that takes at most some tenths of a second, so that such work does not wait
@@ -63,8 +63,8 @@ class FairQueue:
     async def run(self, pool: Executor, work: Callable[[], _Result]) -> _Result:
         """Waits for the owner's turn, runs `work` in the pool, and returns its result.
 
-        If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled later,
-        `work` still runs to its end, and the owner's further work waits for that end.
+        If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled
+        later, `work` still runs to its end, and the owner's further work waits for that end.
         """
         semaphore = self._find_semaphore()
         await semaphore.acquire()
