@@ -70,7 +70,7 @@ class FairQueue:
         await semaphore.acquire()
         try:
             future = pool.submit(work)
-        except BaseException:
+        except RuntimeError:  # the pool was shut down
             semaphore.release()
             raise
         future.add_done_callback(partial(_release_in_loop, asyncio.get_running_loop(), semaphore))
