@@ -8,7 +8,7 @@ All tenants share the threads of the process. `FairQueue` lets their work take t
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -69,12 +69,12 @@ class FairQueue:
         semaphore = self._find_semaphore()
         await semaphore.acquire()
         try:
-            future = pool.submit(work)
+            loop = asyncio.get_running_loop()
+            future = loop.run_in_executor(_ReleasingPool(pool, partial(_release, loop, semaphore)), work)
         except RuntimeError:  # the pool was shut down
             semaphore.release()
             raise
-        future.add_done_callback(partial(_release_in_loop, asyncio.get_running_loop(), semaphore))
-        return await asyncio.wrap_future(future)
+        return await future
 
     def _find_semaphore(self) -> asyncio.Semaphore:
         key = (asyncio.get_running_loop(), WORK_OWNER.get())
@@ -84,9 +84,22 @@ class FairQueue:
         return semaphore
 
 
-def _release_in_loop(loop: asyncio.AbstractEventLoop, semaphore: asyncio.Semaphore, _: object) -> None:
+def _release(loop: asyncio.AbstractEventLoop, semaphore: asyncio.Semaphore, _: object) -> None:
     with suppress(RuntimeError):  # the loop is closed, so nobody waits
         loop.call_soon_threadsafe(semaphore.release)
+
+
+class _ReleasingPool(Executor):
+    """A pool that calls `release` when a piece of work has ended, or was cancelled before it began."""
+
+    def __init__(self, pool: Executor, release: Callable[[object], None]) -> None:
+        self._pool = pool
+        self._release = release
+
+    def submit(self, work: Callable[..., _Result], /, *args: object, **kwargs: object) -> Future[_Result]:
+        future = self._pool.submit(work, *args, **kwargs)
+        future.add_done_callback(self._release)
+        return future
 
 
 _LONG_QUEUE = FairQueue(1)
