@@ -100,6 +100,8 @@ class Provider:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # Head and body are two writes. Otherwise the body waits 40 ms for an acknowledgement of the head.
+            disable_nagle_algorithm = True
 
             def _serve(self) -> None:
                 length = int(self.headers.get("content-length", 0))
@@ -142,7 +144,8 @@ class Provider:
 
         self._server = Server(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # `close` waits for the end of an interval.
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 
     def close(self) -> None:
@@ -223,21 +226,21 @@ class Proxy:
         self.wait_for_quiet()  # the beat after the last step has fired
         held.extend(map(float, path.read_text().split()[seen:]))
 
-    def wait_for_quiet(self, most_s: float = 0.01) -> None:
-        """Wait until the process uses less than `most_s` of processor time in a fifth of a second."""
+    def wait_for_quiet(self) -> None:
+        """Wait until the process uses less than a twentieth of a processor."""
 
         def is_quiet() -> bool:
             before = self.cpu_s
-            time.sleep(0.2)
+            time.sleep(0.05)
             # On a busy machine, a process that wants to run may get no time for so long.
-            return self.cpu_s - before < most_s and not self._wants_to_run()
+            return self.cpu_s - before < 0.05 / 20 and not self._wants_to_run()
 
         self.wait_for(is_quiet, "the process rests")
 
     def _wants_to_run(self) -> bool:
-        """Whether a thread of the process runs or waits for a processor."""
+        """Whether a thread of the process runs, or waits for a processor or a disk."""
         stats = Path(f"/proc/{self.process.pid}/task").glob("*/stat")
-        return any(path.read_text().rpartition(")")[2].split()[0] == "R" for path in stats)
+        return any(path.read_text().rpartition(")")[2].split()[0] in {"R", "D"} for path in stats)
 
     def memory_bytes(self, name: str) -> int:
         """A figure of /proc/PID/status, such as VmRSS, VmHWM or VmSize, in bytes."""

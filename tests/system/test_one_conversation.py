@@ -129,7 +129,7 @@ def list_conversations(proxy: Proxy) -> list[dict[str, Any]]:
 def await_listed(proxy: Proxy, is_done: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
     """The list once it is as wanted, else as it is once nothing moves any more."""
     found = list_conversations(proxy)
-    for _ in range(10):
+    for _ in range(40):
         if is_done(found):
             break
         proxy.wait_for_quiet()
