@@ -6,6 +6,7 @@ is known to the modules that own it.
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
