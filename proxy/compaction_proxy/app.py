@@ -420,6 +420,7 @@ class Proxy:
             origin=origin,
             get_secret=lambda: parts.secret.current_key,
             gates=tuple(dict.fromkeys(self._build_gates(config).values())),
+            flush=parts.flush_exchanges,
         )
         replay_jobs = ReplayJobRunner(config, create_conversation_loader(commands, queries))
 

@@ -439,10 +439,14 @@ class Components:
     async def render_metrics(self, accept: str) -> tuple[bytes, str]:
         """Returns the metrics as text, and the media type of the text (see `Metrics.render`).
 
-        First waits until all recorded exchanges are counted, but for at most `FLUSH_LIMIT_S` seconds.
+        First counts all recorded exchanges (`flush_exchanges`).
         """
-        await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
+        await self.flush_exchanges()
         return await self.metrics.render(accept)
+
+    async def flush_exchanges(self) -> None:
+        """Waits until all recorded exchanges are counted and written, for at most `FLUSH_LIMIT_S` seconds."""
+        await asyncio.wait((asyncio.create_task(self._flush_exchange_log()),), timeout=FLUSH_LIMIT_S)
 
     async def _flush_exchange_log(self) -> None:
         with suppress_and_report(_log_flush_failure):

@@ -70,6 +70,13 @@ def wait_for_count(proxy: Proxy, count: int) -> set[str]:
     return listed
 
 
+def test_a_request_is_listed_as_soon_as_it_has_ended(proxy: Proxy) -> None:
+    for number in range(1, 21):
+        ask(proxy, "s")
+        proxy.wait_for_quiet()
+        assert [row["requests"] for row in list_page(proxy)["conversations"]] == [number]
+
+
 def read_page(proxy: Proxy, **query: str) -> str:
     with proxy.client(auth=("admin", ADMIN_KEY)) as client:
         found = client.get("/ui/conversations", params=query)

@@ -6,7 +6,7 @@ The queries change no stored data.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -192,6 +192,10 @@ class ModelRow:
     price_date: str | None
 
 
+async def _write_nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class ConversationQueries:
     """Runs the queries of the admin API. All calls must come from the same event loop.
@@ -215,6 +219,8 @@ class ConversationQueries:
         get_secret: Returns the secret key from which the ids of conversations are derived.
         now: Returns the current time in seconds since the epoch.
         gates: Know up to which size requests pass unread, one for each origin of an upstream.
+        flush: Writes what this process has recorded of requests that have ended. Called before each query, so
+            that its result includes them.
     """
 
     records: RecordStore
@@ -232,6 +238,7 @@ class ConversationQueries:
     get_secret: Callable[[], bytes]
     now: Callable[[], float] = time.time
     gates: Sequence[SizeGate] = ()
+    flush: Callable[[], Awaitable[None]] = _write_nothing
 
     async def list_conversations(
         self,
@@ -467,13 +474,14 @@ class ConversationQueries:
         return tenant
 
     async def check_store(self) -> None:
-        """Raises `StoreUnavailableError` if the store is not reachable.
+        """Raises `StoreUnavailableError` if the store is not reachable. Otherwise calls `flush`.
 
         An endpoint with a streamed response calls this method first, because the status of a response cannot
         change after the response has begun.
         """
         if not await self.records.open():
             raise StoreUnavailableError("store-failed", "the store is not reachable")
+        await self.flush()
 
 
 def _find_round_state(is_used: bool, is_undone: bool, is_followed: bool) -> RoundState:  # noqa: FBT001
