@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
@@ -25,6 +26,7 @@ from tests.helpers.fork_server import ForkedProcess, fork_proxy
 
 INSTALLED = str(Path(sys.executable).parent / "compaction-proxy")
 COMMAND = os.environ.get("COMPACTION_PROXY", INSTALLED)
+CAN_FORK = COMMAND == INSTALLED and sys.platform == "linux"
 # Generous outer bounds: they only catch a hang.
 # The module that watches the loop of a process, and its file in the folder of the proxy.
 WATCHER, LOOP_BEATS = Path(__file__).parents[1] / "helpers/loop_beats", "loop_beats.txt"
@@ -153,6 +155,24 @@ class Provider:
         self._server.server_close()
 
 
+def run_command(
+    folder: Path, *arguments: str | Path, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command of the product to its end, in the home folder of its user."""
+    variables = {"HOME": str(folder), "PATH": os.environ["PATH"], **(environ or {})}
+    command = [COMMAND, *map(str, arguments)]
+    if not CAN_FORK:
+        return subprocess.run(
+            command, cwd=folder, env=variables, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+            timeout=REQUEST_LIMIT_S, check=False,
+        )  # fmt: skip
+    with TemporaryFile() as log:
+        process = fork_proxy(command[1:], folder, variables, log)
+        output, _ = process.communicate()
+        log.seek(0)
+        return subprocess.CompletedProcess(command, process.wait(), output.decode(), log.read().decode())
+
+
 @contextmanager
 def run_server(command: Sequence[str | Path], url: str) -> Iterator[None]:
     """Run another server until the end of the block; it has started once `url` answers with 200."""
@@ -200,11 +220,8 @@ class Proxy:
 
     def run_command(self, admin_key: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of the product that asks this proxy, with an admin key."""
-        return subprocess.run(
-            [COMMAND, *arguments, "--url", self.url], capture_output=True, text=True,
-            timeout=REQUEST_LIMIT_S, cwd=self.folder / "..", check=False,
-            env={**os.environ, "HOME": str(self.folder), "COMPACTION_PROXY__SERVER__ADMIN_KEY": admin_key},
-        )  # fmt: skip
+        environ = {"COMPACTION_PROXY__SERVER__ADMIN_KEY": admin_key}
+        return run_command(self.folder, *arguments, "--url", self.url, environ=environ)
 
     @property
     def cpu_s(self) -> float:
@@ -305,7 +322,7 @@ def run_proxy(
         variables |= {"PYTHONPATH": str(WATCHER), "LOOP_BEATS_FILE": str(folder / LOOP_BEATS)}
     with log_path.open("wb") as log:
         process: subprocess.Popen[bytes] | ForkedProcess
-        if command == INSTALLED and prepare is None and not watched_loop and sys.platform == "linux":
+        if CAN_FORK and command == INSTALLED and prepare is None and not watched_loop:
             process = fork_proxy(arguments, folder, variables, log)
         else:
             process = subprocess.Popen(

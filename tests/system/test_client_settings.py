@@ -11,23 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.system.black_box import COMMAND
+from tests.system.black_box import run_command
 
 URL = "http://127.0.0.1:4141"
 WINDOW_TOKENS = 40_000
 
 
 def execute(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    path = f"{folder}:{os.environ['PATH']}"
-    return subprocess.run(
-        [COMMAND, *arguments],
-        cwd=folder,
-        env={"HOME": str(folder), "PATH": path},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return run_command(folder, *arguments, environ={"PATH": f"{folder}:{os.environ['PATH']}"})
 
 
 def write_program(folder: Path, name: str) -> None:

@@ -24,7 +24,15 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.system.black_box import COMMAND, REQUEST_LIMIT_S, START_LIMIT_S, Provider, Proxy, run_proxy
+from tests.system.black_box import (
+    COMMAND,
+    REQUEST_LIMIT_S,
+    START_LIMIT_S,
+    Provider,
+    Proxy,
+    run_command,
+    run_proxy,
+)
 
 CONFIG_PATH = "/admin/v1/config"
 PATHS = (CONFIG_PATH, "/admin/v1/conversations", "/ui", "/ui/settings", "/ui/static/pages.css")
@@ -38,14 +46,6 @@ def configure(folder: Path, **server: Any) -> dict[str, Any]:
 
 def find_key_file(folder: Path) -> Path:
     return folder / "data" / "state.db.admin_key"
-
-
-def run_command(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command of the user whose home this is."""
-    return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, timeout=REQUEST_LIMIT_S, cwd=home, check=False,
-        env={"HOME": str(home), "PATH": os.environ["PATH"], **environ},
-    )  # fmt: skip
 
 
 def ask_for_link(proxy: Proxy, base_path: str = "") -> str:

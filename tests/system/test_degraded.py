@@ -5,10 +5,8 @@ sentences, and blames the key of the configuration that is wrong.
 """
 
 import json
-import os
 import re
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,15 @@ import pytest
 
 from tests.helpers.free_ports import find_free_port
 from tests.helpers.redis_servers import RedisServer
-from tests.system.black_box import COMMAND, Provider, Proxy, Received, Reply, chat_reply, run_proxy
+from tests.system.black_box import (
+    Provider,
+    Proxy,
+    Received,
+    Reply,
+    chat_reply,
+    run_command,
+    run_proxy,
+)
 
 PATH = "/v1/chat/completions"
 ASK = {"model": "big", "messages": [{"role": "user", "content": "Which port?"}]}
@@ -70,21 +76,6 @@ def read_notices(proxy: Proxy) -> list[str]:
     assert page.status_code == 200
     notices = re.findall(r'<p class="notice bad" role="status">(.*?)</p>', page.text, re.DOTALL)
     return [" ".join(unescape(re.sub(r"<[^>]+>", "", each)).split()) for each in notices]
-
-
-def run_command(
-    folder: Path, *arguments: str, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    variables = {"HOME": str(folder), "PATH": os.environ["PATH"], **(environ or {})}
-    return subprocess.run(
-        [COMMAND, *arguments],
-        check=False,
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
 
 
 def diagnose(proxy: Proxy, upstream: str, topic: str, *options: str, **environ: str) -> list[dict[str, str]]:

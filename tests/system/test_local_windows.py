@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_proxy
-from tests.system.test_degraded import run_command
+from tests.system.black_box import Provider, Proxy, Received, Reply, chat_reply, run_command, run_proxy
 
 PATH = "/v1/chat/completions"
 WINDOW = 9_216

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.black_box import COMMAND, REQUEST_LIMIT_S, Provider, Received, Reply, run_proxy
+from tests.system.black_box import COMMAND, REQUEST_LIMIT_S, Provider, Received, Reply, run_command, run_proxy
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 IDS = [f"c_{number:024x}" for number in range(3)]
@@ -103,11 +103,7 @@ class TerminalCommand:
 def run_in_pipe(
     folder: Path, *arguments: str, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    variables = {"HOME": str(folder), "PATH": os.environ["PATH"], "TERM": "xterm", **(environ or {})}
-    return subprocess.run(
-        [COMMAND, *arguments], cwd=folder, env=variables, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL, timeout=REQUEST_LIMIT_S, check=False,
-    )  # fmt: skip
+    return run_command(folder, *arguments, environ={"TERM": "xterm", **(environ or {})})
 
 
 @pytest.mark.parametrize("columns", [70, 80, 200])

@@ -20,7 +20,16 @@ import httpx
 import pytest
 
 from tests.helpers.free_ports import find_free_port
-from tests.system.black_box import COMMAND, Provider, Proxy, Received, Reply, chat_reply, run_proxy
+from tests.system.black_box import (
+    COMMAND,
+    Provider,
+    Proxy,
+    Received,
+    Reply,
+    chat_reply,
+    run_command,
+    run_proxy,
+)
 
 API_PATH = "/admin/v1/upstream-failures"
 # None of these may stand in the log, in a metric or on the page.
@@ -510,17 +519,10 @@ def test_doctor_says_first_that_the_proxy_which_runs_forwards_elsewhere(
     wrong = f"http://127.0.0.1:{find_free_port()}/v1"
     with run_proxy(tmp_path, provider.url) as proxy:
         options = ["--config", str(proxy.folder / "config.json"), "--upstream"]
-        environ = {
-            "HOME": str(proxy.folder),
-            "PATH": os.environ["PATH"],
-            "COMPACTION_PROXY__SERVER__PORT": proxy.url.rpartition(":")[2],
-        }
+        environ = {"COMPACTION_PROXY__SERVER__PORT": proxy.url.rpartition(":")[2]}
 
         def diagnose(upstream: str) -> list[str]:
-            command = [COMMAND, "doctor", *options, upstream]
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=environ, cwd=proxy.folder, check=False
-            )
+            done = run_command(proxy.folder, "doctor", *options, upstream, environ=environ)
             return [" ".join(line.split()) for line in done.stdout.splitlines()]
 
         lines = diagnose(wrong)
