@@ -343,14 +343,18 @@ class RoundPlanner:
         if masked is not None:
             return masked
         expected = await run_in_worker(partial(self._predict_removed_indices, view, constraints))
-        ledger = await self.build_ledger_text(view, expected)
+        # Reading the frontier of a long conversation takes seconds, so it is done only once.
+        frontier = await run_in_worker(partial(self._ledger_cache.get_frontier, view.unfixed_messages))
+        ledger = await run_in_worker(partial(self._build_ledger_text, view, expected, frontier))
         ledger_tokens = 0
         if ledger[0]:
             message = Message(role="user", text=ledger[0])
             [counted] = await self._reader.add_token_counts([message], view.request.counting_options)
             ledger_tokens = counted.tokens
         return await run_in_worker(
-            partial(self._draft_record, view, expected, ledger, ledger_tokens, allow_small=allow_small)
+            partial(
+                self._draft_record, view, expected, ledger, ledger_tokens, frontier, allow_small=allow_small
+            )
         )
 
     def _predict_removed_indices(self, view: RequestView, constraints: PlanConstraints) -> frozenset[int]:
@@ -371,6 +375,7 @@ class RoundPlanner:
         expected: frozenset[int],
         ledger: tuple[str, tuple[str, ...]],
         ledger_tokens: int,
+        frontier: Frontier,
         *,
         allow_small: bool,
     ) -> RoundDraft | None:
@@ -384,6 +389,7 @@ class RoundPlanner:
             expected: Indices of the messages that will probably be removed.
             ledger: The text of the ledger for these messages, and the rules that it must contain.
             ledger_tokens: Size of this ledger, in tokens.
+            frontier: The frontier of the conversation.
             allow_small: Whether to draft the compaction even if it saves little.
         """
         superseded = self._ledger_cache.get_active_statements(view.unfixed_messages).superseded
@@ -410,14 +416,14 @@ class RoundPlanner:
             return None
         removed = frozenset(plan.removed_indices)
         if expected != removed:
-            ledger = self._build_ledger_text(view, removed)
+            ledger = self._build_ledger_text(view, removed, frontier)
         return RoundDraft(
             _cap_long_task(view, plan, constraints),
             summary_tokens,
             is_worth_it,
             *ledger,
             superseded.texts_by_message,
-            self._ledger_cache.get_frontier(view.unfixed_messages),
+            frontier,
         )
 
     async def build_ledger_text(
@@ -432,7 +438,7 @@ class RoundPlanner:
         return await run_in_worker(partial(self._build_ledger_text, view, removed_indices))
 
     def _build_ledger_text(
-        self, view: RequestView, removed_indices: Collection[int]
+        self, view: RequestView, removed_indices: Collection[int], frontier: Frontier | None = None
     ) -> tuple[str, tuple[str, ...]]:
         layout, earlier = view.policy.layout or ANCHORED_LAYOUT, view.checkpoint
         ledger = build_ledger(
@@ -441,7 +447,9 @@ class RoundPlanner:
             lambda index: format_message_id(view.prefixes[index]),
             merge_pins(view),
             active_statements=self._ledger_cache.get_active_statements(view.unfixed_messages),
-            frontier=self._ledger_cache.get_frontier(view.unfixed_messages),
+            frontier=(
+                self._ledger_cache.get_frontier(view.unfixed_messages) if frontier is None else frontier
+            ),
             fact_reader=self._ledger_cache.get_shown_facts,
         )
         characters = int(_compute_ledger_tokens(view, layout.ledger) * CHARACTERS_A_TOKEN)
