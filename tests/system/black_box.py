@@ -245,12 +245,13 @@ class Proxy:
 
     def wait_for_quiet(self) -> None:
         """Wait until the process uses less than a twentieth of a processor."""
+        watched_s = 0.05
 
         def is_quiet() -> bool:
             before = self.cpu_s
-            time.sleep(0.05)
+            time.sleep(watched_s)
             # On a busy machine, a process that wants to run may get no time for so long.
-            return self.cpu_s - before < 0.05 / 20 and not self._wants_to_run()
+            return self.cpu_s - before < watched_s / 20 and not self._wants_to_run()
 
         self.wait_for(is_quiet, "the process rests")
 

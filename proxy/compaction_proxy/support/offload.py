@@ -57,7 +57,7 @@ class FairQueue:
     @asynccontextmanager
     async def wait_for_turn(self) -> AsyncIterator[None]:
         """Waits until the owner may give the pool another piece of work. The block does the work."""
-        async with self._find_semaphore():
+        async with self._get_semaphore():
             yield
 
     async def run(self, pool: Executor, work: Callable[[], _Result]) -> _Result:
@@ -66,7 +66,7 @@ class FairQueue:
         If the caller is cancelled before `work` begins, `work` does not run. If the caller is cancelled
         later, `work` still runs to its end, and the owner's further work waits for that end.
         """
-        semaphore = self._find_semaphore()
+        semaphore = self._get_semaphore()
         await semaphore.acquire()
         try:
             loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class FairQueue:
             raise
         return await future
 
-    def _find_semaphore(self) -> asyncio.Semaphore:
+    def _get_semaphore(self) -> asyncio.Semaphore:
         key = (asyncio.get_running_loop(), WORK_OWNER.get())
         semaphore = self._semaphores.get(key)
         if semaphore is None:
