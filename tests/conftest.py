@@ -6,15 +6,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
-import httpx._transports.default as httpx_transports
 import pytest
 import structlog
-from httpx._config import DEFAULT_TIMEOUT_CONFIG, create_ssl_context
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from compaction_proxy.app import create_app
@@ -26,14 +24,14 @@ from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
 from compaction_proxy.storage.store import Store
 from tests.helpers.redis_servers import RedisServer
+from tests.helpers.ssl_contexts import cache_ssl_contexts
 from tests.helpers.virtual_time import VirtualTimeLoop
 
 ROOT = Path(__file__).resolve().parent.parent
 # A busy machine answers late. httpx waits 5 s by default; a test that hangs is ended by pytest's own timeout.
 for name in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, name, 100.0)
-# Each client of httpx loads all certificates in 27 ms of processor time. Tests make thousands of clients.
-vars(httpx_transports)["create_ssl_context"] = cache(create_ssl_context)
+cache_ssl_contexts()  # tests make thousands of clients
 SUMMARY_MODEL = "summary-small"
 
 # `--hypothesis-profile=full`: tests/core/test_properties.py tries 10,000 cases of each property, not 250.

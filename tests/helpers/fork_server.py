@@ -14,8 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +25,8 @@ ROOT = Path(__file__).parents[2]
 # A message to the server fits into one packet, its environment included.
 PACKET_BYTES = 65_536
 STATUS_BYTES = 64
+# Modules that a start of `serve` loads beside those of the package.
+OTHER_MODULES = ("certifi", "ctypes", "encodings.idna", "uvicorn.lifespan.on")
 
 
 class ForkedProcess:
@@ -112,16 +116,26 @@ def _start_server() -> socket.socket:
     return ours
 
 
-def _load_package() -> None:
-    from importlib import import_module
+def _load_package() -> Callable[..., object]:
+    """Load what each process would load by itself. Returns the command."""
+    import httpx
+    from typer.main import get_command
 
+    from compaction_proxy.cli.main import app
     from compaction_proxy.providers.tokenizers_fast import load_tokenizer
     from compaction_proxy.support.fail_open import suppress_and_report
+    from tests.helpers.ssl_contexts import cache_ssl_contexts
 
-    for name in ("app", "cli.serve", "admin.app", "gateway.routes", "replay.jobs"):
-        import_module(f"compaction_proxy.{name}")
+    names = ("app", "cli.admin_key", "cli.serve", "cli.workers", "admin.app", "gateway.routes", "replay.jobs")
+    for name in (*(f"compaction_proxy.{each}" for each in names), *OTHER_MODULES):
+        import_module(name)
     with suppress_and_report(lambda _: None):  # it may be missing; then each process loads what it needs
         load_tokenizer()  # the library keeps it for the process
+    with suppress(ImportError):
+        import_module("uvloop")
+    cache_ssl_contexts()
+    httpx.create_ssl_context()
+    return get_command(app)
 
 
 def _serve(control: socket.socket) -> list[str]:
@@ -167,13 +181,12 @@ def _run_watcher(message: dict[str, object], fds: Sequence[int]) -> list[str]:
 
 def main() -> None:
     """Load the package, then fork for each message; in the forked process, run the command."""
-    _load_package()
+    command = _load_package()
     sys.argv = ["compaction-proxy", *_serve(socket.socket(fileno=int(sys.argv[1])))]
-    from compaction_proxy.cli.main import app
     from compaction_proxy.gateway import request_state
 
     request_state._PROCESS = secrets.token_hex(5)  # no two processes have the same
-    app(prog_name="compaction-proxy")
+    command(prog_name="compaction-proxy")
 
 
 if __name__ == "__main__":

@@ -248,12 +248,12 @@ def tune_interpreter() -> None:
     """Tunes the interpreter when start-up is complete and the process begins to serve requests.
 
     - Other threads release the interpreter lock sooner, so that the event loop can continue.
-    - The garbage collector skips objects from start-up, because they live until the process exits.
+    - The garbage collector skips objects from start-up, because they live until the process exits. There is
+      no collection before that, because it would take long and find hardly any garbage.
     - The garbage collector runs less often, because reference counting frees most objects of requests.
     - The limit of open files is raised.
     """
     sys.setswitchinterval(THREAD_SWITCH_S)
-    gc.collect()
     gc.freeze()
     gc.enable()
     gc.set_threshold(*GC_THRESHOLDS)

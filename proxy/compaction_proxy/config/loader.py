@@ -253,15 +253,23 @@ def _apply_override(override: ConfigOverride, values: dict[str, Any], sources: S
         sources[place] = override.name
 
 
-def _find_origin(place: KeyPath, sources: Sources) -> str:
-    """Returns the origin of the value at `place`, in the form that `LoadedConfig.origins` has.
-
-    If several sources set parts of the value, returns the first of them.
-    """
-    source = next((sources[path] for path in sources if path[: len(place)] == place), "default")
+def _describe_origin(source: str) -> str:
+    """Returns the origin of a value from its source, in the form that `LoadedConfig.origins` has."""
     if source.startswith(PREFIX):
         return f"environment {source}"
     return source.rpartition(":")[0] or source  # without the column
+
+
+def _find_origins(keys: Iterable[KeyPath], sources: Sources) -> dict[str, str]:
+    """Returns the origin of the value of each key.
+
+    If several sources set parts of a value, its origin is the first of them.
+    """
+    first_sources: dict[KeyPath, str] = {}
+    for path, source in sources.items():
+        for length in range(len(path) + 1):
+            first_sources.setdefault(path[:length], source)
+    return {format_key_path(key): _describe_origin(first_sources.get(key, "default")) for key in keys}
 
 
 def _drop_empty_sections(values: Mapping[str, Any], section: type[BaseModel] = Config) -> dict[str, Any]:
@@ -362,7 +370,7 @@ def load_config(
     for option in options:
         _apply_override(option, values, sources)
     config = _validate_values(values, sources, environ, problems)
-    origins = {format_key_path(path): _find_origin(path, sources) for path in keys}
+    origins = _find_origins(keys, sources)
     if (values.get("store") or {}).get("url") is None and environ.get(REDIS_VARIABLE):
         origins["store.url"] = f"environment {REDIS_VARIABLE}"
     warnings = (*_find_variable_warnings(environ, keys), *validation.find_warnings(config))
