@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvicorn
@@ -13,40 +13,16 @@ from compaction_proxy.core.errors import ProxyError
 from compaction_proxy.gateway.server.connection import ServerConnection
 from compaction_proxy.gateway.server.shutdown import DrainTimeouts, GracefulServer
 from compaction_proxy.gateway.server.sockets import BACKLOG, build_base_url, listen
-from compaction_proxy.gateway.server.timeouts import ClientDeadlines, close_overdue_connections
+from compaction_proxy.gateway.server.timeouts import ClientDeadlines
 
 POLL_INTERVAL_S = 0.005
+EMBEDDED_DRAIN = DrainTimeouts(drain_s=1.0)
 DEFAULT_DEADLINES = ClientDeadlines()
 
 Application = Callable[..., Any]
 
 
-class _EmbeddedServer(uvicorn.Server):
-    """A server that installs no signal handlers, and looks for overdue connections ten times a second."""
-
-    def __init__(self, config: uvicorn.Config, deadlines: ClientDeadlines) -> None:
-        super().__init__(config)
-        self._deadlines = deadlines
-
-    async def on_tick(self, counter: int) -> bool:
-        """Closes connections that exceed a deadline. Returns whether the server must stop.
-
-        uvicorn calls this method ten times a second.
-        """
-        close_overdue_connections(
-            self.server_state.connections, self._deadlines, asyncio.get_running_loop().time()
-        )
-        return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Does nothing, because an embedded server installs no signal handlers."""
-        yield
-
-
-def _build_config(
-    app: Application, grace_s: int | None = None, ssl_context: ssl.SSLContext | None = None
-) -> uvicorn.Config:
+def _build_config(app: Application, ssl_context: ssl.SSLContext | None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="auto",  # uvloop where it is installed
@@ -60,7 +36,6 @@ def _build_config(
         date_header=True,  # the upstream's date is not relayed
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=grace_s,
         ssl_context_factory=None if ssl_context is None else lambda *_: ssl_context,
     )
 
@@ -85,7 +60,7 @@ def build_server(
         ssl_context: The TLS settings. None serves plain HTTP.
     """
     return GracefulServer(
-        _build_config(app, ssl_context=ssl_context),
+        _build_config(app, ssl_context),
         drain_timeouts,
         on_stopping,
         force_on_second_signal=force_on_second_signal,
@@ -144,7 +119,14 @@ async def serve_embedded(
         ProxyError: If the application failed to start.
     """
     listener = listen(host, port)
-    server = _EmbeddedServer(_build_config(app, grace_s=1, ssl_context=ssl_context), deadlines)
+    server = GracefulServer(
+        _build_config(app, ssl_context),
+        EMBEDDED_DRAIN,
+        lambda _: None,
+        force_on_second_signal=False,
+        deadlines=deadlines,
+        is_embedded=True,
+    )
     ready = asyncio.Event()
     serving = asyncio.create_task(run_server(server, listener, ready.set))
     waiting = asyncio.create_task(ready.wait())
@@ -154,5 +136,5 @@ async def serve_embedded(
             yield build_base_url(listener, "http" if ssl_context is None else "https")
     finally:
         waiting.cancel()
-        server.should_exit = True
+        server.stop_soon()
         await serving

@@ -98,6 +98,8 @@ class GracefulServer(uvicorn.Server):
         on_stopping: Called when the server begins to stop, with the number of requests in progress.
         force_on_second_signal: Whether a second signal makes the server stop without waiting for responses.
         deadlines: How long clients may take to send a request or to take a response.
+        is_embedded: Whether the server belongs to a program that handles signals itself. Such a server looks
+            for overdue connections at every tick, because it has few.
     """
 
     def __init__(
@@ -108,8 +110,12 @@ class GracefulServer(uvicorn.Server):
         *,
         force_on_second_signal: bool,
         deadlines: ClientDeadlines,
+        is_embedded: bool = False,
     ) -> None:
         super().__init__(config)
+        self._is_embedded = is_embedded
+        self._sweep_ticks = 1 if is_embedded else round(SWEEP_INTERVAL_S / TICK_S)
+        self._stop_requested = asyncio.Event()
         self._deadlines = deadlines
         self._drain_timeouts = drain_timeouts
         self._on_stopping = on_stopping
@@ -122,6 +128,11 @@ class GracefulServer(uvicorn.Server):
         self.should_exit = True
         self.force_exit = self.force_exit or now
 
+    def stop_soon(self) -> None:
+        """Makes the server stop, and does not wait for its next tick. Call it in the event loop's thread."""
+        self.stop()
+        self._stop_requested.set()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - signature of a signal handler
         """Makes the server stop when a signal arrives.
 
@@ -131,12 +142,12 @@ class GracefulServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Installs handlers for SIGINT and SIGTERM.
+        """Installs handlers for SIGINT and SIGTERM, unless the server is embedded.
 
         The handlers stay installed after the context has ended, so that no signal kills the process while it
         shuts down.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in () if self._is_embedded else (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.handle_exit)
         yield
 
@@ -168,17 +179,21 @@ class GracefulServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Closes connections that exceed a deadline. Returns whether the server must stop.
 
-        uvicorn calls this method every `TICK_S` seconds. The method looks at the connections only every
-        `SWEEP_INTERVAL_S` seconds.
+        `main_loop` calls this method every `TICK_S` seconds. Unless the server is embedded, the method looks
+        at the connections only every `SWEEP_INTERVAL_S` seconds.
         """
-        if counter % round(SWEEP_INTERVAL_S / TICK_S) == 0:
+        if counter % self._sweep_ticks == 0:
             now = asyncio.get_running_loop().time()
             close_overdue_connections(self.server_state.connections, self._deadlines, now)
         return await super().on_tick(counter)
 
     async def main_loop(self) -> None:
         """Serves until somebody asks the server to stop, and `DrainTimeouts.accept_s` seconds longer."""
-        await super().main_loop()
+        counter = 0
+        while not await self.on_tick(counter):
+            counter += 1
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop_requested.wait(), TICK_S)
         self.lifespan.state["stopping"] = True
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
