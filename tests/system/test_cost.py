@@ -374,6 +374,8 @@ def test_a_large_list_of_models_does_not_hold_the_event_loop(tmp_path: Path) -> 
                     while proxy.cpu_s < least_s:
                         time.sleep(0.01)
             longest.append(max(held, default=0.0) / measure_slowness())
+            if longest[-1] <= MOST_HELD_S:
+                break
             provider.asked.clear()
             is_watched.clear()
     finally:

@@ -39,7 +39,7 @@ from compaction_proxy.core.ledger.values import find_values
 from compaction_proxy.core.masking import format_mask
 from compaction_proxy.core.message import Message, MessageToolCall
 from compaction_proxy.core.sanitize import sanitize_text
-from compaction_proxy.core.strategies import STRATEGIES
+from compaction_proxy.core.strategies import DEFAULT_STRATEGY, STRATEGIES
 from compaction_proxy.core.summary.answer import split_run_texts, validate_summary
 from compaction_proxy.core.summary.extractive import build_extractive_summary
 from compaction_proxy.core.summary.verify import verify_summary
@@ -581,6 +581,15 @@ STAGES: dict[str, Stage] = {
 }
 
 
+# Stages that take long, or whose work is that of others on another wire or with another strategy.
+SLOW = {
+    "branches",
+    *(f"calls, {strategy}" for strategy in STRATEGIES.keys() - {DEFAULT_STRATEGY}),
+    *(f"search, {name}" for name in WIRES.keys() - {"chat"}),
+    *(f"streamed search, {name}" for name in WIRES.keys() - {"messages"}),
+}
+
+
 async def measure_growth(measure: Callable[[int], Awaitable[float]], start: int, limit: int) -> float:
     """Returns how much more an input costs that is four times as large; 0 if all inputs cost little."""
     size, cost_s = start, await measure(start)
@@ -600,7 +609,9 @@ async def measure_growth(measure: Callable[[int], Awaitable[float]], start: int,
     return growth
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STAGES]
+)
 async def test_the_cost_of_a_stage_grows_no_faster_than_its_input(name: str) -> None:
     stage = STAGES[name]
     async with run_way() as way:

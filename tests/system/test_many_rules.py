@@ -81,7 +81,13 @@ def answer_without_summaries(request: Received) -> Reply:
     return chat_reply(request)
 
 
-@pytest.fixture(params=[answer_with_summaries, answer_without_summaries], ids=["summaries", "no-summaries"])
+# Without a summary there is less to do, so that is part of the full run only.
+@pytest.fixture(
+    params=[
+        pytest.param(answer_with_summaries, id="summaries"),
+        pytest.param(answer_without_summaries, id="no-summaries", marks=pytest.mark.slow),
+    ]
+)
 def proxy(request: pytest.FixtureRequest, tmp_path: Path, provider: Provider) -> Iterator[Proxy]:
     provider.answer = request.param
     with run_proxy(tmp_path, provider.url, watched_loop=True) as running:

@@ -45,7 +45,12 @@ UNLUCKY = "demo-unlucky"
 # Says on the console what a page's policy has refused; a page of ours gives no reason to.
 WATCH = "document.addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.blockedURI))"
 PATIENCE_MS = 120_000  # on a busy machine
-LOOKS = [(1440, "light"), (1440, "dark"), (390, "light"), (390, "dark")]
+LOOKS = [
+    (1440, "light"),
+    (390, "dark"),
+    pytest.param(1440, "dark", marks=pytest.mark.slow),
+    pytest.param(390, "light", marks=pytest.mark.slow),
+]
 # Rules of WCAG A and AA, among them contrast and labels.
 AXE = files("axe_playwright_python") / "axe.min.js"
 AXE_OPTIONS = {

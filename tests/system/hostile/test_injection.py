@@ -170,10 +170,12 @@ def of_stand_ins(
 @pytest.mark.parametrize("mode", ["obedient", "failing"])
 async def test_no_hostile_result_is_believed(before: Any, provider: Any, hostile: Hostile, mode: str) -> None:
     provider.summary = (lambda prompt: obedient(hostile, prompt)) if mode == "obedient" else None
+    # Without a summary, the other strategies replace nothing.
+    strategies = STRATEGIES if mode == "obedient" else ("anchored", *WITHOUT_SUMMARY)
     wrong: list[str] = []
     replaced: set[str] = set()
     async with before() as client:
-        for strategy in STRATEGIES:
+        for strategy in strategies:
             for steps in (9, 18, 27):
                 sent = conversation(hostile, steps)
                 sent[0]["content"] += f" As {strategy}."

@@ -33,7 +33,7 @@ def judge(row: dict[str, Any]) -> None:
     assert row["failed"] == 0, told
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [1, pytest.param(20, marks=pytest.mark.slow)])
 def test_rules_and_facts_survive_five_rounds_with_any_summary_model(tmp_path: Path, seeds: int) -> None:
     rows = measured(tmp_path, "anchored", seeds, "extractive,lossy,empty,failing,hanging,injected")
     assert len(rows) == 12
