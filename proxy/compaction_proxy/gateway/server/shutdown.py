@@ -193,7 +193,8 @@ class GracefulServer(uvicorn.Server):
         while not await self.on_tick(counter):
             counter += 1
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop_requested.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await self._stop_requested.wait()
         self.lifespan.state["stopping"] = True
         self.config.encoded_headers.append(_CLOSE)
         self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
