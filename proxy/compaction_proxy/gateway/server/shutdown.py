@@ -19,6 +19,8 @@ from compaction_proxy.gateway.server.timeouts import (
 )
 
 TICK_S = 0.1
+# How often the server looks whether a response in progress has ended, while it stops.
+DRAIN_POLL_S = 0.02
 # While the server stops, it waits this many seconds for requests that are still arriving. Then it closes
 # their connections.
 ARRIVAL_TIMEOUT_S = 0.5
@@ -238,7 +240,7 @@ class GracefulServer(uvicorn.Server):
                     self._close_when_answered(connection, is_late=clock() - started_at >= ARRIVAL_TIMEOUT_S)
                 elif clock() - closing_since.setdefault(connection, clock()) >= CLOSE_TIMEOUT_S:
                     _abort_if_flushed(connection)
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(DRAIN_POLL_S)
 
     def _close_when_answered(self, connection: ServerConnection, *, is_late: bool) -> None:
         """Lets a connection end after the response in progress. Without such a response, closes it.
