@@ -6,8 +6,9 @@ ARGS ?=
 UV_RUN := ./.ci/uv run --frozen
 # A path in ARGS takes the place of the folders that a target runs otherwise.
 HAS_PATH = $(filter tests%,$(ARGS))
-# Three files at a time: most tests wait for something, and the tests of a file may share servers.
-PYTEST := $(UV_RUN) pytest -n 3 --dist loadfile
+# A file at a time for each process, because the tests of a file may share servers. There are more processes than
+# the two cores of a small machine, because tests wait: those of the whole product half of the time.
+PYTEST := $(UV_RUN) pytest --dist loadfile -n
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-system test-all test-agents test-hostile lint format types check bench bench-quality pages docs sbom dist audit hooks
@@ -22,14 +23,14 @@ serve: ## start the proxy on 127.0.0.1:4141; ARGS="--upstream URL" sets the prov
 	@$(UV_RUN) --no-dev compaction-proxy serve $(ARGS)
 
 test: ## test the package (minutes)
-	@$(PYTEST) $(if $(HAS_PATH),,--ignore=tests/system --ignore=tests/bench) $(ARGS)
+	@$(PYTEST) 3 $(if $(HAS_PATH),,--ignore=tests/system --ignore=tests/bench) $(ARGS)
 
 # In the order of the files: those with the most tests are not those that take longest, and the long ones come early.
 test-system: ## test the whole product: processes, sockets, faults, and the bench itself
-	@$(PYTEST) --no-loadscope-reorder $(if $(HAS_PATH),,tests/bench tests/system) $(ARGS)
+	@$(PYTEST) 5 --no-loadscope-reorder $(if $(HAS_PATH),,tests/bench tests/system) $(ARGS)
 
 test-all: ## run all tests, with coverage
-	@$(PYTEST) --cov --cov-report=term $(ARGS)
+	@$(PYTEST) 3 --cov --cov-report=term $(ARGS)
 
 # Real agents, installed from npm and PyPI, each in sessions of 80 requests; hours for all of them. Names of agents
 # (codex or codex-responses), WINDOWS (24k), SOURCES (told or learned) and COUNTINGS (prompt or sum) choose a part.
