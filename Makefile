@@ -30,7 +30,7 @@ test-system: ## test the whole product: processes, sockets, faults, and the benc
 	@$(PYTEST) 5 --no-loadscope-reorder $(if $(HAS_PATH),,tests/bench tests/system) $(ARGS)
 
 test-all: ## run all tests, with coverage
-	@$(PYTEST) 3 --cov --cov-report=term $(ARGS)
+	@$(PYTEST) 4 --cov --cov-report=term $(ARGS)
 
 # Real agents, installed from npm and PyPI, each in sessions of 80 requests; hours for all of them. Names of agents
 # (codex or codex-responses), WINDOWS (24k), SOURCES (told or learned) and COUNTINGS (prompt or sum) choose a part.

@@ -302,7 +302,13 @@ def wrongs(raw: bytes, forwarded: bytes, answer: Any) -> Iterator[str]:
         yield "a fault of ours was hidden"
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        strategy if strategy in {"anchored", "full"} else pytest.param(strategy, marks=pytest.mark.slow)
+        for strategy in STRATEGIES
+    ],
+)
 async def test_large_requests_are_answered(before: Any, provider: Any, strategy: str) -> None:
     await _answers(before, provider, strategy, {name: {"messages": each} for name, each in LARGE.items()})
 
