@@ -401,9 +401,9 @@ def post_once(path: str, make: Make, encode: Callable[[bytes], bytes] | None = N
         body = build_body(path, make(way.mark, size), "small")
         await way.post(path, encode(body) if encode else body, GZIP if encode else NO_HEADERS)
 
-    # Four times as many messages are below 32 MB. For a larger block, the C library asks the system for
-    # memory each time, so the cost has a step.
-    return Stage(run, limit=20_000)
+    # Four times as many messages are below 16 MB, so that what is made of them is below 32 MB, too. For a
+    # larger block, the C library asks the system for memory each time, so the cost has a step.
+    return Stage(run, limit=10_000)
 
 
 def gzip_in_members(raw: bytes) -> bytes:
