@@ -39,8 +39,8 @@ from everything that stand-ins say was observed; `frontier_values.py` judges the
 
 `--resume FILE` keeps the figures of each conversation in FILE, with the number of summaries that the model
 answered. It leaves out conversations that are in FILE and prints the sums over all. It judges no values. A
-summary of the reader takes two to nine minutes, so `bench/frontier_reader.jsonl` holds the coding sessions that were
-played with it so far; copy it and go on.
+summary of the reader takes two to nine minutes. So `bench/frontier_reader.jsonl` holds the coding sessions
+that were played with it so far; copy it and go on.
 """
 
 import argparse

@@ -221,6 +221,7 @@ def test_only_a_plain_post_is_answered(stack: Stack) -> None:
     got = httpx.get(f"{stack.url}/v1/compact", trust_env=False)
     encoded = stack.post(asked(), content_encoding="gzip")  # it is not
     assert (got.status_code, encoded.status_code) == (405, 415)
+    assert got.headers["allow"] == "POST"
 
 
 async def test_it_lives_below_the_base_path_and_is_for_known_clients_and_no_pages() -> None:

@@ -175,8 +175,10 @@ async def test_a_stranger_a_loop_and_a_websocket_are_refused_before_the_endpoint
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
 async def test_a_method_that_shows_the_provider_key_or_opens_a_tunnel_is_refused(method: str) -> None:
     endpoint = Endpoint()
-    found, body = read_error(await call(RelayHandler(endpoint, MARK), scope("/v1/models", method)))
+    sent = await call(RelayHandler(endpoint, MARK), scope("/v1/models", method))
+    found, body = read_error(sent)
     assert (found, body["error"]["code"], endpoint.scopes) == (405, "method_not_allowed", [])
+    assert dict(sent[0]["headers"])[b"allow"] == b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 
 
 async def test_the_mark_of_another_installation_is_no_loop() -> None:

@@ -93,6 +93,8 @@ def mount_pages(app: ASGIApp, api: AdminApi, base_path: str = "") -> ASGIApp:
         answer = await templates.render_error(error)
         if isinstance(error, OverloadedError):
             answer.headers["retry-after"] = str(error.retry_after_s)
+        elif isinstance(error, HTTPException):
+            answer.headers.update(error.headers or {})
         return answer
 
     post_routes = {_CONVERSATION + "/{action}": pages.run_action, "/playground": pages.run_replay}

@@ -18,6 +18,7 @@ ProxyError
 
 import errno
 import json
+from collections.abc import Sequence
 from typing import Final
 
 # What the system answers if no descriptor or memory is left. Python has no exception of its own for threads.
@@ -41,13 +42,17 @@ class ConfigError(ProxyError):
 class RequestRefusedError(ProxyError):
     """Reports that the client has to correct its request.
 
-    `status` is the HTTP status of the response, and `code` is the error code in its body.
+    `status` is the HTTP status of the response, `headers` are header fields that belong to this status, and
+    `code` is the error code in the body.
     """
 
-    def __init__(self, status: int, message: str, code: str) -> None:
+    def __init__(
+        self, status: int, message: str, code: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.headers = headers
 
 
 class OverloadedError(ProxyError):

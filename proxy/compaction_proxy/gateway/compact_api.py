@@ -201,7 +201,9 @@ class CompactEndpoint:
             ClientDisconnect: If the client left. A pending summary call has then been cancelled.
         """
         if scope["method"] != "POST":
-            raise RequestRefusedError(405, "Only POST is allowed.", "method_not_allowed")
+            raise RequestRefusedError(
+                405, "Only POST is allowed.", "method_not_allowed", ((b"allow", b"POST"),)
+            )
         self._compactor.set_work_owner(scope)
         async with self._admission.admit_request() as hold:
             raw = await read_body(scope, receive, self._max_body_bytes, hold)

@@ -22,7 +22,7 @@ from compaction_proxy.wires.registry import find_wire
 # from WebSockets to HTTP. After other statuses, they try WebSockets again.
 _ASK_IN_HTTP: Final = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"upgrade"))
 _WEBSOCKET: Final = RequestRefusedError(
-    426, "WebSockets are not supported. Use HTTP.", "websocket_not_supported"
+    426, "WebSockets are not supported. Use HTTP.", "websocket_not_supported", _ASK_IN_HTTP
 )
 # Header fields of the redirect from the start page to the dashboard. The redirect depends on `Accept`, and a
 # cached one would survive a change of `server.base_path`.
@@ -31,7 +31,10 @@ _REDIRECT_FIELDS: Final = {"vary": "accept", "cache-control": "no-store"}
 # tunnels.
 _UNRELAYED_METHODS: Final = frozenset({"TRACE", "CONNECT"})
 _METHOD_REFUSED: Final = RequestRefusedError(
-    405, "The proxy does not relay this method.", "method_not_allowed"
+    405,
+    "The proxy does not relay this method.",
+    "method_not_allowed",
+    ((b"allow", b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"),),
 )
 
 
@@ -69,7 +72,7 @@ class RelayHandler:
                 refuse_loop(scope["headers"], self.hop_mark)
             protocols = first.get(b"upgrade", b"").lower().split(b",")
             if b"websocket" in [protocol.strip() for protocol in protocols]:
-                await send_error(send, _WEBSOCKET, _ASK_IN_HTTP, find_error_encoder(scope))
+                await send_error(send, _WEBSOCKET, encode_error=find_error_encoder(scope))
             elif self.keep_alive_s:
                 with KeepaliveChannel(send, self.keep_alive_s) as channel:
                     await self.endpoint(scope, receive, channel)

@@ -18,6 +18,7 @@ from compaction_proxy.config.sections import WIRES
 from compaction_proxy.core.errors import (
     ClientFacingError,
     OverloadedError,
+    RequestRefusedError,
     UpstreamError,
     format_openai_error,
 )
@@ -356,6 +357,8 @@ async def send_error(
         (b"content-length", b"%d" % len(body)),
         *extra_headers,
     ]
+    if isinstance(error, RequestRefusedError):
+        headers += error.headers
     if isinstance(error, OverloadedError):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})

@@ -65,6 +65,7 @@ async def test_what_is_no_call_is_refused(stack: Stack) -> None:
         (415, "encoded"),
         (404, "not_found"),
     ]
+    assert [each.headers.get("allow") for each in answers] == ["POST", "POST", None, None]
 
 
 @pytest.mark.parametrize("encoding", ["identity", "Identity", "IDENTITY"])

@@ -372,7 +372,7 @@ class PageRoutes:
             HTTPException: If the method is HEAD, with which programs look at a link that nobody has followed.
         """
         if request.method != "GET":
-            raise HTTPException(405)
+            raise HTTPException(405, headers={"allow": "GET"})
         policy, root = self.api.access_policy, self.templates.root
         answer = RedirectResponse(
             root, 303, {**HEADERS, "cache-control": "no-store", "referrer-policy": "no-referrer"}

@@ -75,7 +75,10 @@ class McpEndpoint:
         headers = self._clients.authorize_request(scope["headers"], build_header_map(scope["headers"]))
         if scope["method"] != "POST":
             raise RequestRefusedError(
-                405, "Only POST is allowed, because the server keeps no sessions.", "method_not_allowed"
+                405,
+                "Only POST is allowed, because the server keeps no sessions.",
+                "method_not_allowed",
+                ((b"allow", b"POST"),),
             )
         identity = self._identity_resolver.identify_client(headers)
         WORK_OWNER.set(identity.tenant)
