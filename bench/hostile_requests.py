@@ -347,12 +347,15 @@ def _encode(rng: random.Random, body: bytes) -> tuple[bytes, bytes]:
     return packed, coding.encode()
 
 
-def _iter_slots(value: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 - JSON
+def _list_slots(value: Any) -> list[tuple[Any, Any]]:  # noqa: ANN401 - JSON
     """Each place in a JSON value that holds another: the container, and the key or index."""
-    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    for key in keys:
-        yield value, key
-        yield from _iter_slots(value[key])
+    slots, containers = [], [value]
+    for each in containers:
+        for key in each if isinstance(each, dict) else range(len(each)) if isinstance(each, list) else ():
+            slots.append((each, key))
+            if isinstance(each[key], dict | list):
+                containers.append(each[key])
+    return slots
 
 
 def _mutate_json(rng: random.Random, raw: bytes, times: int = 1) -> bytes:
@@ -362,7 +365,7 @@ def _mutate_json(rng: random.Random, raw: bytes, times: int = 1) -> bytes:
     except (ValueError, RecursionError):
         return _mutate_bytes(rng, raw)
     for _ in range(times):
-        slots = list(_iter_slots(value))
+        slots = _list_slots(value)
         if slots:
             _mutate_slot(rng, *rng.choice(slots), slots)
     separators = rng.choice((None, (",", ":")))

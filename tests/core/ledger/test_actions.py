@@ -135,6 +135,35 @@ def test_arguments_are_short_and_an_edit_shows_what_it_changes() -> None:
     )
 
 
+def test_an_edit_names_what_is_new_in_it() -> None:
+    old, new = (
+        "def load(path):\n    return 1",
+        "def load(path, user_id):\n    return read_file(path)\n\ndef save():",
+    )
+
+    assert act("edit", {"path": "a.py", "old_str": old, "new_str": new}).arguments == (
+        ("path", "a.py"),
+        ("", "+ def load(path, user_id):"),
+        ("names", "save read_file"),
+    )
+    assert act("write", {"path": "a.py", "content": new}).arguments == (
+        ("path", "a.py"),
+        ("names", "load save user_id read_file"),
+    )
+    assert act("send", {"to": "bob", "content": new}).arguments == (("to", "bob"),)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_patch_shows_its_files_and_what_it_changes_in_them(form: str) -> None:
+    patch = "*** Begin Patch\n*** Update File: a.py\n-x = 1\n+x = 2\n*** Delete File: b.py\n*** End Patch"
+
+    assert act("apply_patch", {"input": patch} if form == "json" else patch).arguments == (
+        ("path", "a.py"),
+        ("", "+ x = 2"),
+        ("path", "b.py"),
+    )
+
+
 def test_values_that_repeat_inside_an_argument_stand_once() -> None:
     flights = [{"number": "HAT1", "date": "2027-05-01"}, {"number": "HAT2", "date": "2027-05-01"}]
 

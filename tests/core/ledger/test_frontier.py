@@ -259,6 +259,38 @@ def test_a_failed_call_is_open_until_it_is_mended() -> None:
     assert ends([*failed, *call("edit", {"path": "a.py"}, "ok")]) == []
 
 
+EDIT = "The number was wrong.\n\nsrc/app.py\n<<<<<<< SEARCH\na = 1\n=======\na = 2\n>>>>>>> REPLACE"
+
+
+def test_an_edit_in_a_reply_is_done_once_the_user_goes_on() -> None:
+    frontier = read_frontier(
+        [user(BUG), said(EDIT), user("Applied edit to src/app.py\nNow update the docs.")]
+    )
+
+    [(_, action)] = frontier.actions
+    assert (action.tool, action.arguments) == ("edit", (("path", "src/app.py"), ("", "+ a = 2")))
+    assert (action.effect, action.outcome) == ("write", "done")
+    assert frontier.outcomes[0, BUG] == "done: edit src/app.py"
+
+
+def test_an_edit_in_the_last_reply_has_no_result() -> None:
+    [(_, action)] = read_frontier([user(BUG), said(EDIT)]).actions
+
+    assert not action.has_result
+
+
+def test_an_edit_that_the_client_could_not_apply_has_failed_until_it_is_repeated() -> None:
+    report = (
+        "# 1 SEARCH/REPLACE block failed to match!\nThis SEARCH block failed to match lines in src/app.py"
+    )
+    failed = [user(BUG), said(EDIT), user(report)]
+
+    [end] = ends(failed)
+    assert end[0] == "failed"
+    assert "src/app.py" in end[1]
+    assert ends([*failed, said(EDIT), user(DOCS)]) == []
+
+
 def test_questions_and_promises_without_an_answer_are_open() -> None:
     assert ends([user(BUG), said("Which browser do you use?")]) == [
         ("asked back", "Which browser do you use?")

@@ -19,6 +19,7 @@ from itertools import groupby, islice
 from typing import Literal, NamedTuple
 
 from compaction_proxy.core.json_bounds import MAX_CHARACTERS, parse_json_container
+from compaction_proxy.core.ledger.edits import FileEdit, find_patches
 from compaction_proxy.core.ledger.facts import (
     COMMAND_CHARACTERS,
     ERROR_CHARACTERS,
@@ -41,6 +42,8 @@ LINE_CHARACTERS = 320
 MAX_NAME_CHARACTERS, SHELL_CHARACTERS = 60, 2_000
 # Minimum characters of an edited line that is quoted, and the lowest HTTP status code of an error.
 MIN_LINE_CHARACTERS, FIRST_HTTP_ERROR = 3, 400
+# Maximum number of new names that are quoted from an edit, and maximum characters of them together.
+MAX_NEW_NAMES, NEW_NAMES_CHARACTERS = 8, 120
 # Number of characters that each further call adds to a line, besides its arguments and its outcome.
 SEPARATOR_CHARACTERS = len(";  → ")
 # Values inside an argument that are nested more levels deep than this are not read.
@@ -146,6 +149,13 @@ _ID = re.compile(r"(?=\D{0,40}\d)[\w.-]{2,40}")
 _PATH_KEYS = frozenset({"path", "file", "file_path", "filepath", "filename", "file_name", "target_file"})
 _OLD_KEY = re.compile(r"old(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
 _NEW_KEY = re.compile(r"new(?:_?(?:str|string|text|content|code))?\Z", re.IGNORECASE)
+# These patterns find names in program code: words, names of at least two words, and names where they are
+# defined.
+_WORD = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_]\w*)*")
+_COMPOUND = re.compile(r"[A-Za-z0-9][_.][A-Za-z]|[a-z][A-Z]")
+_DEFINITION = re.compile(
+    r"\b(?:def|class|func|function|fn|struct|enum|interface|trait|type|const|let|var|val)\s+([A-Za-z_$][\w$]{2,60})"
+)
 _CONTENT_KEYS = frozenset(
     {
         "content",
@@ -233,6 +243,7 @@ def read_action(call: MessageToolCall, result: str | None) -> Action:
     else:
         text = _shorten_value(call.arguments)
         shown = [] if text in {"", "{}", "[]"} else [("", text)]
+        shown = list(islice(_iter_patch_arguments(call.arguments), MAX_ARGUMENTS)) or shown
     tool = to_one_line(call.name, ARGUMENT_CHARACTERS)
     return Action(tool, tuple(shown), outcome, effect, has_failed, result is not None)
 
@@ -327,8 +338,8 @@ def _shorten_value(value: str) -> str:
 def _iter_quotable_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yields names and short values of the arguments that describe a call.
 
-    Long contents, such as the text of a file, are left out. If the call edits a file, the last item is the
-    first changed line, without a name.
+    Long contents, such as the text of a file, are left out. If the call edits files, the last items describe
+    the changes.
     """
     known: set[str] = set()
     for key, value in arguments.items():
@@ -340,20 +351,59 @@ def _iter_quotable_arguments(arguments: Mapping[str, object]) -> Iterator[tuple[
             if text and (text not in known or not isinstance(value, dict | list)):
                 known.add(text)
                 yield name, text
-    if change := _find_changed_line(arguments):
-        yield "", change
+    old, new = (
+        next((v for k, v in arguments.items() if pattern.match(k) and isinstance(v, str)), "")
+        for pattern in (_OLD_KEY, _NEW_KEY)
+    )
+    yield from _iter_changes(FileEdit("", old[:MAX_CHARACTERS], new[:MAX_CHARACTERS]))
+    if _PATH_KEYS & arguments.keys():
+        contents = (arguments.get(key) for key in ("content", "contents", "file_text"))
+        content = next((each for each in contents if isinstance(each, str)), "")
+        if names := _list_new_names(FileEdit("", "", content[:MAX_CHARACTERS])):
+            yield "names", " ".join(names)
+    for value in arguments.values():
+        yield from _iter_patch_arguments(value if isinstance(value, str) else "")
 
 
-def _find_changed_line(arguments: Mapping[str, object]) -> str:
+def _iter_patch_arguments(patch: str) -> Iterator[tuple[str, str]]:
+    """Yields the path of each file that a patch edits, and what it changes there."""
+    for edit in find_patches(patch[:MAX_CHARACTERS]):
+        yield "path", _shorten_value(edit.path)
+        yield from _iter_changes(edit)
+
+
+def _iter_changes(edit: FileEdit) -> Iterator[tuple[str, str]]:
+    """Yields what an edit changes: its first changed line without a name, and names that are new in it."""
+    if line := _find_changed_line(edit):
+        yield "", line
+    names = [each for each in _list_new_names(edit) if each not in line]
+    if names:
+        yield "names", " ".join(names)
+
+
+def _list_new_names(edit: FileEdit) -> list[str]:
+    """Returns names of the program that only the new lines contain.
+
+    These are names that the new lines define, and then other names of at least two words, such as
+    `user_id`, `userId` and `user.id`.
+    """
+    known = frozenset(_WORD.findall(edit.old))
+    found = [*_DEFINITION.findall(edit.new), *filter(_COMPOUND.search, _WORD.findall(edit.new))]
+    names: list[str] = []
+    for name in dict.fromkeys(found):
+        if name not in known and sum(map(len, names)) + len(names) + len(name) <= NEW_NAMES_CHARACTERS:
+            names.append(name)
+    return names[:MAX_NEW_NAMES]
+
+
+def _find_changed_line(edit: FileEdit) -> str:
     """Returns the first line that an edit adds. If it adds none, returns the first line that it removes.
 
     Lines of fewer than `MIN_LINE_CHARACTERS` characters are skipped. Returns "" if the call changes no line.
     """
-    old = next((v for k, v in arguments.items() if _OLD_KEY.match(k) and isinstance(v, str)), "")
-    new = next((v for k, v in arguments.items() if _NEW_KEY.match(k) and isinstance(v, str)), "")
-    for sign, text, other_text in (("+", new, old), ("-", old, new)):
-        known = frozenset(line.strip() for line in other_text[:MAX_CHARACTERS].splitlines())
-        for line in map(str.strip, text[:MAX_CHARACTERS].splitlines()):
+    for sign, text, other_text in (("+", edit.new, edit.old), ("-", edit.old, edit.new)):
+        known = frozenset(line.strip() for line in other_text.splitlines())
+        for line in map(str.strip, text.splitlines()):
             if len(line) >= MIN_LINE_CHARACTERS and line not in known:
                 return _shorten_value(f"{sign} {line}")
     return ""

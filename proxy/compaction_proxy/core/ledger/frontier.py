@@ -6,6 +6,7 @@ reports no failure. If the later messages do not show whether a request was answ
 request with an unknown state is not listed as open.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,6 +22,7 @@ from compaction_proxy.core.ledger.actions import (
 )
 from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.ledger.cues import StatementKind, has_cue
+from compaction_proxy.core.ledger.edits import find_edit_blocks
 from compaction_proxy.core.ledger.facts import take_head_and_tail, to_one_line
 from compaction_proxy.core.ledger.statements import (
     Statement,
@@ -110,6 +112,7 @@ class ReplyReading:
         reply_words: The stems of the words and the exact values in the whole reply, if it asks a question and
             `has_substance` is true. Otherwise the same as `question_words`.
         has_substance: Whether the reply says enough besides its questions to have answered a request.
+        edits: The edits of files in the reply, each as a call of a tool `edit`.
     """
 
     has_question: bool = False
@@ -120,6 +123,7 @@ class ReplyReading:
     question_words: frozenset[str] = frozenset()
     reply_words: frozenset[str] = frozenset()
     has_substance: bool = False
+    edits: tuple[MessageToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,12 @@ def read_reply(text: str) -> ReplyReading:
         if asking and has_substance
         else question_words,
         has_substance=has_substance,
+        edits=tuple(
+            MessageToolCall(
+                "", "edit", json.dumps({"path": path, "old": old, "new": new}, ensure_ascii=False)
+            )
+            for path, old, new in find_edit_blocks(text)
+        ),
     )
 
 
@@ -497,6 +507,20 @@ def _is_cut_off(text: str) -> bool:
     return _STOP.search(text) is not None or last.count("`") % 2 == 1
 
 
+def _find_edit_result(call: MessageToolCall, messages: Sequence[Message], user_index: int) -> str | None:
+    """Returns the result of an edit in a reply, or None if there is no user message after the reply.
+
+    The client reports in the next user message which SEARCH blocks match no lines of their file. An edit
+    without such a report is done.
+    """
+    if user_index == len(messages):
+        return None
+    path = json.loads(call.arguments)["path"]
+    lines = messages[user_index].text.splitlines()
+    has_failed = any("SEARCH" in each and "fail" in each and path in each for each in lines)
+    return "error: the SEARCH block matches no lines of the file" if has_failed else ""
+
+
 def _read_turn_work(
     messages: Sequence[Message],
     turn: int,
@@ -523,6 +547,10 @@ def _read_turn_work(
             ended = not message.calls and bool(message.text.strip()) and not _is_cut_off(message.text)
             if ended:
                 work.reply, work.reply_index = reply_reader(message.text), at
+                work.actions += [
+                    (at, action_reader(call, _find_edit_result(call, messages, indices.stop)))
+                    for call in work.reply.edits
+                ]
     work.actions += [(at, action_reader(call, None)) for at, call in calls.values()]
     if not ended:
         work.reply = None
