@@ -34,7 +34,7 @@ class Scripted:
     """Finds what it is told to, and remembers what it was asked.
 
     Attributes:
-        asked: Arguments of each call.
+        asked: Arguments of each call. A query with a phrase finds nothing.
         snippet_characters: Size of snippets in the last search.
     """
 
@@ -57,7 +57,7 @@ class Scripted:
     ) -> list[SearchHit]:
         self.asked.append((tenant, conversation, query, limit))
         self.snippet_characters = snippet_characters
-        return self._hits
+        return [] if '"' in query else self._hits
 
     async def find_message(
         self,
@@ -105,6 +105,16 @@ async def test_a_search_is_in_the_conversation_or_in_all_of_the_tenant_s() -> No
     await bench.memory.search(OURS._replace(source="mcp"), "q", limit=-1, scope="tenant")
     assert bench.recall.asked == [("t", "c_1", "q" * MAX_QUERY_CHARACTERS, 20), ("t", None, "q", 1)]
     assert bench.counted == [("model", "found"), ("mcp", "found")]
+
+
+async def test_words_of_a_phrase_that_occurs_nowhere_are_searched_instead() -> None:
+    bench = Bench([hit()])
+    assert "\ntwo\n" in await bench.memory.search(OURS, 'the "port 9999" of staging')
+    assert [asked[2] for asked in bench.recall.asked] == [
+        'the "port 9999" of staging',
+        "the  port 9999  of staging",
+    ]
+    assert bench.counted == [("model", "found")]
 
 
 async def test_few_hits_are_shown_with_more_of_what_stands_around_them() -> None:

@@ -91,7 +91,8 @@ class RecallTool:
 
         Args:
             context: The caller and what it may search.
-            query: Any text. Only its first 1,000 characters are used.
+            query: Any text (`ArchiveSearch.search`). Only its first 1,000 characters are used. If no message
+                contains its phrases, their words are searched instead.
             limit: Maximum number of hits, from 1 to 20. A smaller number counts as 1, a larger one as 20.
             scope: Where to search: `conversation` for the context's conversation, or `tenant` for all
                 conversations of the tenant.
@@ -103,15 +104,17 @@ class RecallTool:
             text = query[:MAX_QUERY_CHARACTERS]
             room = max(SNIPPET_CHARACTERS, _MAX_SNIPPETS_CHARACTERS // most)
             try:
-                hits = await self._archive_search.search(
-                    context.tenant,
-                    conversation,
-                    text,
-                    most,
-                    known_ids=context.known_ids,
-                    root=context.root,
-                    snippet_characters=room,
-                )
+                # If no message contains the query's phrases, as a model remembers them, their words count.
+                for words in dict.fromkeys((text, text.replace('"', " "))):
+                    hits = hits or await self._archive_search.search(
+                        context.tenant,
+                        conversation,
+                        words,
+                        most,
+                        known_ids=context.known_ids,
+                        root=context.root,
+                        snippet_characters=room,
+                    )
             except SearchUnavailableError:
                 return SEARCH_UNAVAILABLE_TEXT
         self._on_search(context.source, "found" if hits else "nothing")
