@@ -1,9 +1,10 @@
-"""Finds messages that known clients write in the user's name: examples, files and repository maps.
+"""Finds messages that known clients write in the user's name: examples, files, repository maps and results.
 
 None of these messages is the task, and the ledger quotes no rule from them. A message is recognised only by a
 known text or a known participant name. Every other message counts as written by the user.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -79,6 +80,17 @@ _FILE_AND_MAP_FORMS = (
 _REPLIES = frozenset(pair.answer_text for pair in _FILE_AND_MAP_FORMS)
 _MAX_REPLY_CHARACTERS = max(map(len, _REPLIES))
 _OPENINGS = tuple(dict.fromkeys(pair.user_text for pair in _FILE_AND_MAP_FORMS))
+# The beginnings of results that clients write as user messages, because their models call no tools: reports
+# of aider on edits, on its linter and on commands (`aider/coders/*_coder.py`, `aider/linter.py`,
+# `aider/prompts.py`), and results of tools in Cline and Roo Code.
+_RESULT = re.compile(
+    r"# \d{1,4} SEARCH/REPLACE blocks? failed to match!\n|"
+    r"UnifiedDiffNo(?:Match|tUnique): hunk failed to apply!\n|# Fix any errors below, if possible\.\n|"
+    r"I ran this command:\n\n[^\n]{1,2000}\n\nAnd got this output:\n|"
+    r"\[[a-z_]{1,60}(?: for '[^\n]{0,2000})?\] Result:"
+)
+# With these marks, Cline and Roo Code quote the user inside of a result.
+_USER_QUOTES = ("<answer>", "<feedback>", "<user_message>")
 # The message in which aider shows files is searched for among this many last messages. Only the current turn
 # follows that message: a few replies of the model, and the messages that aider sends back to the model.
 _LAST_MESSAGES = 16
@@ -88,7 +100,7 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
     """Yields the indices of the messages that users wrote themselves, in order.
 
     Results of calls, project instructions, examples, and messages in which aider shows files or a repository
-    map are left out.
+    map are left out. So are results that a client writes as user messages, unless they quote the user.
     """
     examples = _find_examples(messages)
     for index, message in enumerate(messages):
@@ -97,6 +109,7 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
             or message.answered_call_ids
             or message.instruction is not None
             or message.name in EXAMPLE_NAMES
+            or _is_result(message.text)
         ):
             continue
         if examples.start <= index < examples.stop or _begins_client_pair(
@@ -128,6 +141,10 @@ def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and _is_reply(each.text)}
     gone |= set(range(examples.start, examples.stop))
     return [each for k, each in enumerate(messages) if k not in gone]
+
+
+def _is_result(text: str) -> bool:
+    return _RESULT.match(text) is not None and not any(mark in text for mark in _USER_QUOTES)
 
 
 def _is_reply(text: str) -> bool:

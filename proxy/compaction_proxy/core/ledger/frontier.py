@@ -507,16 +507,16 @@ def _is_cut_off(text: str) -> bool:
     return _STOP.search(text) is not None or last.count("`") % 2 == 1
 
 
-def _find_edit_result(call: MessageToolCall, messages: Sequence[Message], user_index: int) -> str | None:
-    """Returns the result of an edit in a reply, or None if there is no user message after the reply.
+def _find_edit_result(call: MessageToolCall, messages: Sequence[Message], index: int) -> str | None:
+    """Returns the result of an edit in the reply at `index`, or None if no message follows the reply.
 
-    The client reports in the next user message which SEARCH blocks match no lines of their file. An edit
-    without such a report is done.
+    The client reports in the next message which SEARCH blocks match no lines of their file. An edit without
+    such a report is done.
     """
-    if user_index == len(messages):
+    if index + 1 == len(messages):
         return None
     path = json.loads(call.arguments)["path"]
-    lines = messages[user_index].text.splitlines()
+    lines = messages[index + 1].text.splitlines()
     has_failed = any("SEARCH" in each and "fail" in each and path in each for each in lines)
     return "error: the SEARCH block matches no lines of the file" if has_failed else ""
 
@@ -548,7 +548,7 @@ def _read_turn_work(
             if ended:
                 work.reply, work.reply_index = reply_reader(message.text), at
                 work.actions += [
-                    (at, action_reader(call, _find_edit_result(call, messages, indices.stop)))
+                    (at, action_reader(call, _find_edit_result(call, messages, at)))
                     for call in work.reply.edits
                 ]
     work.actions += [(at, action_reader(call, None)) for at, call in calls.values()]
