@@ -148,6 +148,12 @@ def test_users_and_privileged_messages_are_not_observed() -> None:
     assert collect_facts(messages, {0, 1, 2}) == (ObservedFact("code", "ABC-123", 2),)
 
 
+def test_a_result_that_a_client_writes_as_a_user_message_is_observed() -> None:
+    result = Message("user", "[read_file for 'a.py'] Result:\nValueError: no such key\nticket ABC-123")
+
+    assert [each.text for each in collect_facts([result], {0})] == ["ValueError: no such key", "ABC-123"]
+
+
 def test_only_covered_messages_are_observed() -> None:
     assert collect_facts([Message("assistant", "ABC-123"), Message("assistant", "DEF-456")], {1}) == (
         ObservedFact("code", "DEF-456", 1),

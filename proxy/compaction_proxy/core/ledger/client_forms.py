@@ -96,6 +96,18 @@ _USER_QUOTES = ("<answer>", "<feedback>", "<user_message>")
 _LAST_MESSAGES = 16
 
 
+def is_client_result(message: Message) -> bool:
+    """Returns whether a message is a result that its client wrote as a user message.
+
+    A result that quotes the user counts as a message of the user.
+    """
+    return (
+        message.role == "user"
+        and _RESULT.match(message.text) is not None
+        and not any(mark in message.text for mark in _USER_QUOTES)
+    )
+
+
 def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
     """Yields the indices of the messages that users wrote themselves, in order.
 
@@ -109,7 +121,7 @@ def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
             or message.answered_call_ids
             or message.instruction is not None
             or message.name in EXAMPLE_NAMES
-            or _is_result(message.text)
+            or is_client_result(message)
         ):
             continue
         if examples.start <= index < examples.stop or _begins_client_pair(
@@ -141,10 +153,6 @@ def drop_client_messages(messages: Sequence[Message]) -> list[Message]:
     gone |= {k for k, each in enumerate(messages) if each.role == "assistant" and _is_reply(each.text)}
     gone |= set(range(examples.start, examples.stop))
     return [each for k, each in enumerate(messages) if k not in gone]
-
-
-def _is_result(text: str) -> bool:
-    return _RESULT.match(text) is not None and not any(mark in text for mark in _USER_QUOTES)
 
 
 def _is_reply(text: str) -> bool:

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from compaction_proxy.core.json_bounds import parse_json_container
+from compaction_proxy.core.ledger.client_forms import is_client_result
 from compaction_proxy.core.ledger.cues import STOP_WORDS
 from compaction_proxy.core.ledger.values import ExactValue, find_values
 from compaction_proxy.core.message import Message, MessageToolCall
@@ -436,7 +437,7 @@ def list_message_facts(message: Message) -> tuple[MessageFact, ...]:
         for call in message.calls
         for each in _iter_call_facts(replace(call, arguments=take_head_and_tail(call.arguments)))
     ]
-    if message.answered_call_ids or message.role in {"tool", "function"}:
+    if message.answered_call_ids or message.role in {"tool", "function"} or is_client_result(message):
         found += _iter_errors(text)
     lines = "\n".join(line[:LINE_CHARACTERS] for line in text.splitlines())
     exact = (value for value in find_named_values(lines, _OBSERVED_KINDS) if len(value.text) > 2)
@@ -461,8 +462,8 @@ def collect_facts(
 
     Args:
         messages: The messages of a request.
-        covered: Indices of the messages to read. Privileged messages, and user messages without tool results,
-            are skipped.
+        covered: Indices of the messages to read. Privileged messages, and user messages without results, are
+            skipped.
         fact_reader: Returns the facts of a message: `list_message_facts` or a cache of it.
     """
     found: dict[tuple[str, str], ObservedFact] = {}
@@ -472,7 +473,8 @@ def collect_facts(
     newest: dict[str, tuple[int, tuple[str, str]]] = {}
     for at in sorted(covered):
         message = messages[at]
-        if message.is_privileged or (message.role == "user" and not message.answered_call_ids):
+        is_said = message.role == "user" and not (message.answered_call_ids or is_client_result(message))
+        if message.is_privileged or is_said:
             continue
         for kind, text, deed, name, thing in fact_reader(message):
             key = kind, text

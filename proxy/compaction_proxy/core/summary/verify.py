@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from compaction_proxy.core.errors import SummaryError
 from compaction_proxy.core.ledger.actions import Action, format_action_items
+from compaction_proxy.core.ledger.client_forms import find_user_messages
 from compaction_proxy.core.ledger.cues import has_cue
 from compaction_proxy.core.ledger.facts import ObservedFact, collect_facts
 from compaction_proxy.core.ledger.frontier import StatementStatus, read_frontier
@@ -369,7 +370,7 @@ def verify_summary(
     known_texts = _SummarySources(
         tuple([each.casefold() for each in (*_iter_texts(sources), *earlier_summaries)])
     )
-    user_texts = [each.text for each in sources if each.role == "user" and not each.answered_call_ids]
+    user_texts = [sources[index].text for index in find_user_messages(sources)]
     sound_text = _drop_unfounded_sentences(text, known_texts, user_texts)
     before, after = (
         sum(len(line.strip()) for line in lines) for lines in (prose_lines, _list_prose_lines(sound_text))
