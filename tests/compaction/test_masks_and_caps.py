@@ -149,6 +149,29 @@ async def test_a_task_over_its_size_keeps_head_and_tail_and_a_later_user_message
     assert kept[-1] == messages[-1]
 
 
+async def test_rules_in_the_cut_part_of_a_task_stay_word_for_word_round_after_round() -> None:
+    rules = ["RULE: never touch the production database.", "RULE: use tabs in Makefiles."]
+    page = "Mind the margin of the page. " * 100
+    task = user(f"Do it. {page}\n\n" + "\n".join(rules) + f"\n\n{page} That is all.")
+    messages = [task, *talk(90)[2:]]
+    async with bench() as made:
+        first = await made.fit(messages)
+        later = await made.fit([*messages, *talk(90)])
+    assert (first.report.round, later.report.round) == (1, 2)
+    for fit in (first, later):
+        assert not any(rule in forwarded(fit)[0]["content"] for rule in rules)
+        assert all(rule in json.dumps(forwarded(fit)) for rule in rules)
+
+
+async def test_images_do_not_shorten_the_text_of_a_task() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
+    task = {"role": "user", "content": [image] * 6 + [{"type": "text", "text": "Fix what you see."}]}
+    async with bench() as made:
+        fit = await made.fit([task, *talk(90)[2:]])
+    assert fit.report.round == 1
+    assert forwarded(fit)[0] == task
+
+
 async def test_a_task_that_is_the_latest_user_message_is_never_shortened() -> None:
     task = user("Do it. " + "Mind the margin of the page. " * 300)
     messages = [task, *loop(30, lines=60)[1:]]

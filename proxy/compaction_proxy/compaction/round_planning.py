@@ -244,21 +244,28 @@ def _is_worth_it(
     return saved_tokens >= LEAST_SHARE * constraints.trigger_tokens
 
 
-def _cap_long_task(view: RequestView, plan: RoundPlan, constraints: PlanConstraints) -> RoundPlan:
-    """Adds a cap for the task to the plan if the task is too long. Returns the plan.
+def _find_long_task(view: RequestView) -> int | None:
+    """Returns the index of the task if a compaction caps it or has capped it, otherwise None.
 
-    The task is not capped if it is also the latest user message, if it is already masked or capped, or if the
-    client moves it with each request.
+    The task is capped if it is too long, unless it is the latest user message, or the client moves it with
+    each request. Images do not count, because a cap shortens only text.
     """
     task = find_task_index(view.unfixed_messages)
-    edited = view.checkpoint.edited if view.checkpoint else frozenset()
-    is_moved = task is not None and task >= len(view.unfixed_messages) - view.moving_count
-    if task is None or task == find_latest_user_message(view.unfixed_messages) or task in edited or is_moved:
-        return plan
-    too_long = view.unfixed_messages[task].tokens > view.policy.task_tokens.compute_tokens(
-        constraints.trigger_tokens
-    )
-    return add_edits(plan, {task: "cap"}) if too_long else plan
+    if task is None or (view.checkpoint is not None and task in view.checkpoint.edited):
+        return task
+    is_moved = task >= len(view.unfixed_messages) - view.moving_count
+    message, limit = view.unfixed_messages[task], view.policy.task_tokens
+    # A text has at most about as many tokens as characters.
+    size = min(message.tokens, len(message.text)) if message.parts else message.tokens
+    is_too_long = size > limit.compute_tokens(view.plan_constraints.trigger_tokens)
+    is_latest = task == find_latest_user_message(view.unfixed_messages)
+    return task if is_too_long and not (is_latest or is_moved) else None
+
+
+def _cap_long_task(view: RequestView, plan: RoundPlan) -> RoundPlan:
+    """Returns the plan with a cap for the task, if the task is too long and not capped yet."""
+    task, edited = _find_long_task(view), view.checkpoint.edited if view.checkpoint else frozenset()
+    return plan if task is None or task in edited else add_edits(plan, {task: "cap"})
 
 
 def merge_pins(view: RequestView) -> tuple[str, ...]:
@@ -418,7 +425,7 @@ class RoundPlanner:
         if expected != removed:
             ledger = self._build_ledger_text(view, removed, frontier)
         return RoundDraft(
-            _cap_long_task(view, plan, constraints),
+            _cap_long_task(view, plan),
             summary_tokens,
             is_worth_it,
             *ledger,
@@ -441,11 +448,13 @@ class RoundPlanner:
         self, view: RequestView, removed_indices: Collection[int], frontier: Frontier | None = None
     ) -> tuple[str, tuple[str, ...]]:
         layout, earlier = view.policy.layout or ANCHORED_LAYOUT, view.checkpoint
+        task = _find_long_task(view)
         ledger = build_ledger(
             view.unfixed_messages,
             frozenset(removed_indices) | (earlier.removed_indices if earlier else frozenset()),
             lambda index: format_message_id(view.prefixes[index]),
             merge_pins(view),
+            capped=() if task is None else (task,),
             active_statements=self._ledger_cache.get_active_statements(view.unfixed_messages),
             frontier=(
                 self._ledger_cache.get_frontier(view.unfixed_messages) if frontier is None else frontier

@@ -37,6 +37,8 @@ def read(*said: str) -> ActiveStatements:
         ("Use tabs for indentation.", "Actually, use spaces for indentation instead."),
         ("Never use tabs.", "Actually, use tabs."),
         ("Never use tabs.", "never use  tabs."),
+        ("Never deploy before 22:00.", "Never deploy before 23:00."),
+        ("RULE: use at most 3 retries.", "RULE: use at most 5 retries."),
     ],
 )
 def test_a_new_value_for_the_same_subject_replaces_the_old(old: str, new: str) -> None:
@@ -56,6 +58,13 @@ def test_a_new_value_for_the_same_subject_replaces_the_old(old: str, new: str) -
         ("Never restart the server.", "The server is now up."),
         ("Never restart the server.", "Actually, check the server."),
         ("The vault code is AB-123.", "The contact code is CD-456."),
+        ("RULE: never grant role admin to user 17.", "RULE: never grant role admin to user 23."),
+        ("RULE: never restart db1 before 22:00.", "RULE: never restart web3 before 06:00."),
+        ("RULE: never touch branch release-1.", "RULE: never touch branch release-2."),
+        ("Never delete files older than 30 days in /a.", "Never delete files older than 90 days in /b."),
+        ("Do not send mails to customer 1001.", "Do not send mails to customer 1002."),
+        ("RULE: pay at most 100 EUR to vendor A.", "RULE: pay at most 500 EUR to vendor B."),
+        ("RULE: always run lint before you commit.", "RULE: always run tests before you push."),
     ],
 )
 @pytest.mark.parametrize("next_to", [False, True])

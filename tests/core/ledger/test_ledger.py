@@ -56,6 +56,18 @@ def test_entries_are_quoted_with_their_kind_and_origin() -> None:
     )
 
 
+def test_of_a_capped_message_only_rules_are_quoted_and_of_a_specification_only_labelled_ones() -> None:
+    few = Message("user", "Never push to main. Fix the login bug. The host is db-1.internal.")
+    many = Message(
+        "user", "\n".join(f"The page {k} must have a header." for k in range(30)) + "\nRULE: no tabs."
+    )
+
+    for message, texts in ((few, ["Never push to main."]), (many, ["RULE: no tabs."])):
+        ledger = build_ledger([message, *talk("Go on.")], [], name, capped=[0])
+        assert [each.text for each in ledger.entries] == texts
+        assert ledger.remarks == ()
+
+
 @pytest.mark.parametrize("role", ["assistant", "tool", "system", "developer"])
 def test_only_users_make_rules(role: str) -> None:
     assert of([Message(role, "Never push to main.")]) == Ledger()

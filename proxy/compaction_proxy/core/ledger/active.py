@@ -40,6 +40,31 @@ _KIND_WEIGHTS = {
     StatementKind.REQUEST: 3,
     StatementKind.RULE: 4,
 }
+_PUNCTUATION = ".,;:!?()\"'"
+# Words after which a number is an amount, and does not name a thing.
+_BEFORE_AMOUNTS = frozenset(
+    {
+        "is",
+        "are",
+        "be",
+        "was",
+        "of",
+        "to",
+        "at",
+        "by",
+        "for",
+        "from",
+        "with",
+        "than",
+        "most",
+        "least",
+        "exactly",
+    }
+    | {"maximum", "minimum", "max", "min", "limit", "only", "about", "within", "in", "over", "under", "above"}
+    | {"below", "per", "every", "after", "before", "up", "use", "keep"}
+)
+# Kinds of values that name a thing. A person's name is left out: if it changes, somebody else is in charge.
+_THING_KINDS = IDENTIFYING_KINDS - {"name"}
 _CLAUSE_END = re.compile(r",? (?:and|und|y|et|e|и) |[,;，；、] ?")  # noqa: RUF001 - punctuation of many scripts
 
 
@@ -58,6 +83,28 @@ def _differs_in_one_word(new: Statement, old: Statement) -> bool:
     ours, theirs = new.folded_text.split(), old.folded_text.split()
     others = sum(one != other for one, other in zip(ours, theirs, strict=False))
     return len(ours) == len(theirs) and others <= 1 + len(new.values)
+
+
+def _may_both_hold(new: Statement, old: Statement) -> bool:
+    """Returns whether two rules may be about two things, so that the later one does not replace the other.
+
+    They may if they differ in more than one amount, time, name or similar value. A number right after a word
+    such as "user" names a thing.
+    """
+    changed = new.values ^ old.values
+    if len(old.values - new.values) > 1 or any(kind in _THING_KINDS for kind, _ in changed):
+        return True
+    ours, theirs = new.folded_text.split(), old.folded_text.split()
+    places = [k for k, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other]
+    if len(ours) != len(theirs) or len(places) > len(ours) // 2:
+        return False  # the rules are worded in different ways
+    texts = " ".join(text for _, text in changed)
+    numbers = {text for kind, text in changed if kind == "number"}
+    for place in places:
+        value, before = ours[place].strip(_PUNCTUATION), ours[place - 1]
+        if value not in texts or (value in numbers and before.isalpha() and before not in _BEFORE_AMOUNTS):
+            return True
+    return False
 
 
 def _corrects_statement(new: Statement, old: Statement, shared_words: int, *, has_same_label: bool) -> bool:
@@ -91,6 +138,8 @@ def _replaces_value(
     smaller = min(len(new.words), len(old.words))
     if has_same_label:
         return shared_words >= 0.3 * smaller
+    if old.kind is StatementKind.RULE and _may_both_hold(new, old):
+        return False
     if shared_words < (0.5 if is_adjacent else 0.7) * smaller or shared_words < min(2, smaller):
         return False
     asked = StatementKind.REQUEST in {new.kind, old.kind} and old.kinds & IDENTIFYING_KINDS
@@ -114,6 +163,8 @@ def supersedes_statement(new: Statement, old: Statement, *, is_adjacent: bool) -
     if new.folded_text == old.folded_text:
         return True
     relabelled = is_adjacent and bool(new.label) and new.label == old.label
+    if old.kind is StatementKind.RULE and " " not in new.label:
+        relabelled = False  # "RULE:" begins any rule, but "SAFETY RULE:" names one
     if new.is_correction:
         return _corrects_statement(new, old, shared, has_same_label=relabelled)
     if _changes_value(new, old):

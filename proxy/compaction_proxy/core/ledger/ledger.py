@@ -339,6 +339,8 @@ PIN_INDEX = -1
 # needs a limit. Of 217 recorded conversations of coding agents, service desks and chats, none has more than
 # 54 rules.
 MAX_RULES = 500
+# A capped message with more rules than this is a specification. The ledger then quotes only labelled rules.
+MAX_CAPPED_RULES = 20
 # Maximum number of lines in one ledger about calls that changed something, and maximum number of lines about
 # other calls.
 MAX_ACTIONS = 200
@@ -350,6 +352,7 @@ def build_ledger(
     get_message_id: Callable[[int], str],
     pins: Sequence[str] = (),
     *,
+    capped: Collection[int] = (),
     active_statements: ActiveStatements | None = None,
     frontier: Frontier | None = None,
     fact_reader: Callable[[Message], tuple[MessageFact, ...]] = list_message_facts,
@@ -363,6 +366,8 @@ def build_ledger(
         get_message_id: Returns the id of the message at an index.
         pins: Rules that were given by header or API, which come first in the ledger. The ledger quotes at
             most `MAX_RULES` pins and rules together.
+        capped: Indices of messages of which only the beginning and the end are forwarded. The ledger quotes
+            only rules of them.
         active_statements: The user statements in force after these messages. If None, they are computed.
         frontier: The frontier of these messages. If None, it is computed.
         fact_reader: Returns the facts of a message: `core.ledger.facts.list_message_facts` or a cache of it.
@@ -378,7 +383,7 @@ def build_ledger(
     )
     entries: dict[tuple[StatementKind, str], LedgerEntry] = {}
     others: list[tuple[int, UserStatement]] = []
-    for at, spoken in statements:
+    for at, spoken in (*_list_capped_rules(active, capped), *statements):
         text, is_labelled = spoken.statement.text, bool(spoken.statement.label)
         if (kind := _find_entry_kind(spoken, known_frontier)) is not None:
             entries.pop((kind, text), None)
@@ -396,6 +401,13 @@ def build_ledger(
         collect_facts(messages, covered_indices, fact_reader),
         progress,
     )
+
+
+def _list_capped_rules(active: ActiveStatements, capped: Collection[int]) -> list[tuple[int, UserStatement]]:
+    """Returns the rules in capped messages. Of many rules, only those that the user labelled are returned."""
+    statements = active.list_statements_in_messages(frozenset(capped))
+    rules = [each for each in statements if each[1].kind is StatementKind.RULE]
+    return rules if len(rules) <= MAX_CAPPED_RULES else [each for each in rules if each[1].statement.label]
 
 
 def _find_entry_kind(spoken: UserStatement, frontier: Frontier) -> StatementKind | None:
