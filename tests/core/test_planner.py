@@ -13,11 +13,12 @@ from compaction_proxy.core.planner import (
     add_edits,
     build_unchanged_plan,
     count_growth,
+    find_tail_start,
     find_task_index,
     plan_round,
 )
 from compaction_proxy.core.render import build_effective_list
-from compaction_proxy.core.strategies import CHAINED, FULL, KeepRules, Policy
+from compaction_proxy.core.strategies import ANCHORED, CHAINED, FULL, KeepRules, Policy
 from compaction_proxy.core.trigger import GrowthCounts
 
 KEEP_3 = replace(CHAINED, keep=KeepRules(messages=3), least_messages=4)
@@ -87,6 +88,20 @@ def test_the_boundary_walks_back_to_the_edge_of_a_unit() -> None:
 
 def test_when_the_boundary_walks_back_to_the_start_nothing_is_taken() -> None:
     assert planned([calling(), answer("c"), answer("d"), said(), user()]) is None
+
+
+def test_stray_results_are_read_a_bounded_number_of_times() -> None:
+    class CountedList(list[Message]):
+        reads = 0
+
+        def __getitem__(self, key):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN204
+            type(self).reads += 1
+            return super().__getitem__(key)
+
+    messages = CountedList([user(), *(replace(answer(), tokens=1) for _ in range(2_000)), user()])
+
+    assert find_tail_start(messages, messages, ANCHORED, None, replace(ROOM, trigger_tokens=100_000)) == 2_001
+    assert CountedList.reads < 20 * len(messages)
 
 
 def test_the_latest_user_message_is_left_in_its_place() -> None:

@@ -235,8 +235,14 @@ def _find_fitting_tail_start(
         return len(messages)
     max_tokens, floor_tokens, tokens_left = size
     start, total = len(messages), 0
+    is_stray = False
     while start:
-        edge = start - 1 if keep.includes_reaching_message else _find_edge_at_or_before(messages, start - 1)
+        # A result before a stray result is stray, too. The search for its call would read all of them again.
+        if keep.includes_reaching_message or (is_stray and messages[start - 1].answered_call_ids):
+            edge = start - 1
+        else:
+            edge = _find_edge_at_or_before(messages, start - 1)
+        is_stray = edge == start - 1 and bool(messages[edge].answered_call_ids)
         larger_total = total + sum(forwarded[edge:start])
         if keep.includes_reaching_message and larger_total >= max_tokens:
             return edge
