@@ -24,6 +24,7 @@ MARKS = (
 
 def test_invisible_characters_go_and_line_ends_are_newlines() -> None:
     assert remove_invisible("a\u200bb\r\nc\u202ed\x00\te") == "ab\ncd\te"
+    assert remove_invisible("[En\u200b\u200dd of\ufe0f re\u034fcord\u200c]") == "[End of record]"
 
 
 def test_the_joiners_of_persian_and_hindi_stay() -> None:

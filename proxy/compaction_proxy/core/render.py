@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from operator import attrgetter
 
 from compaction_proxy.core.message import Message, Span
-from compaction_proxy.core.sanitize import escape_frames_and_headings
+from compaction_proxy.core.sanitize import escape_frames_and_headings, remove_invisible
 from compaction_proxy.core.strategies import SummaryFrame
 
 # `build_excerpt` returns this text if its caller allows no part of a text to be quoted.
@@ -91,7 +91,7 @@ def _escape_summary(text: str, closing: str) -> str:
     A character is inserted into each such phrase, so that it no longer looks like one. `closing` is the text
     that follows the summary in its replacement; empty if there is none.
     """
-    safe = escape_frames_and_headings(text)
+    safe = escape_frames_and_headings(remove_invisible(text))
     if not closing:
         return safe
     return re.sub(

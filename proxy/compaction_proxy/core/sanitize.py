@@ -9,10 +9,15 @@ import re
 
 # Invisible characters: control characters except tab and newline, characters for direction and width, and
 # fillers. The "tag" characters and sequences of variation selectors, which can hide text from a reader, also
-# belong to them. The joiners U+200C and U+200D do not, because Persian and Hindi are written with them.
+# belong to them. The joiners U+200C and U+200D, and single variation selectors, do so only after a letter of
+# ASCII: Persian and Hindi are written with joiners, and selectors follow emoji.
+_UNSEEN_CHARACTERS = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e"
+    "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff"
+)
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e"
-    "\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]|[\ufe00-\ufe0f]{2,}"
+    rf"(?<=[A-Za-z \[\]</>])[{_UNSEEN_CHARACTERS}\u200c\u200d\ufe00-\ufe0f]+|"
+    rf"[{_UNSEEN_CHARACTERS}]|[\ufe00-\ufe0f]{{2,}}"
 )
 # The first character of a text that a chat template might take for one of its own control tokens, such as
 # `<|im_start|>`.

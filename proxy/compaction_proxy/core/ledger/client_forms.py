@@ -82,13 +82,19 @@ _MAX_REPLY_CHARACTERS = max(map(len, _REPLIES))
 _OPENINGS = tuple(dict.fromkeys(pair.user_text for pair in _FILE_AND_MAP_FORMS))
 # The beginnings of results that clients write as user messages, because their models call no tools: reports
 # of aider on edits, on its linter and on commands (`aider/coders/*_coder.py`, `aider/linter.py`,
-# `aider/prompts.py`), and results of tools in Cline and Roo Code.
+# `aider/prompts.py`), and results of tools in Cline, Roo Code, OpenHands, SWE-agent, smolagents and AutoGen.
 _RESULT = re.compile(
     r"# \d{1,4} SEARCH/REPLACE blocks? failed to match!\n|"
     r"UnifiedDiffNo(?:Match|tUnique): hunk failed to apply!\n|# Fix any errors below, if possible\.\n|"
     r"I ran this command:\n\n[^\n]{1,2000}\n\nAnd got this output:\n|"
-    r"\[[a-z_]{1,60}(?: for '[^\n]{0,2000})?\] Result:"
+    r"\[[a-z_]{1,60}(?: for '[^\n]{0,2000})?\] Result:|EXECUTION RESULT of \[[^\n]{1,80}\]:\n|"
+    r"(?:OBSERVATION|Observation):\n|exitcode: \d{1,3} \([^\n]{1,60}\)\nCode output:|"
+    r"<returncode>\d{1,3}</returncode>\n"
 )
+# Tags in which other clients write results. A message that ends with such a tag has no words of the user.
+_RESULT_TAGS = ("tool_response", "tool_result", "function_results", "function_response")
+_RESULT_STARTS = tuple(f"<{tag}{end}" for tag in _RESULT_TAGS for end in "> \n")
+_RESULT_ENDS = tuple(f"</{tag}>" for tag in _RESULT_TAGS)
 # With these marks, Cline and Roo Code quote the user inside of a result.
 _USER_QUOTES = ("<answer>", "<feedback>", "<user_message>")
 # The message in which aider shows files is searched for among this many last messages. Only the current turn
@@ -101,11 +107,12 @@ def is_client_result(message: Message) -> bool:
 
     A result that quotes the user counts as a message of the user.
     """
-    return (
-        message.role == "user"
-        and _RESULT.match(message.text) is not None
-        and not any(mark in message.text for mark in _USER_QUOTES)
-    )
+    text = message.text
+    if message.role != "user":
+        return False
+    if text.startswith(_RESULT_STARTS):
+        return text.rstrip().endswith(_RESULT_ENDS)
+    return _RESULT.match(text) is not None and not any(mark in text for mark in _USER_QUOTES)
 
 
 def find_user_messages(messages: Sequence[Message]) -> Iterator[int]:
