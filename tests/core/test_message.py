@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from compaction_proxy.core.digest import compute_message_digest
 from compaction_proxy.core.message import (
+    ContentPart,
     Message,
     MessageToolCall,
     Span,
@@ -23,6 +24,8 @@ ANSWER_A = Message("tool", "1", answered_call_ids=("a",))
 ANSWER_B = Message("tool", "2", answered_call_ids=("b",))
 DONE = Message("assistant", "done")
 SIGNED = replace(CALLING, has_signed_reasoning=True)
+SEARCHING = Message("assistant", "I search.", (ContentPart("server_tool_use", b"1", 9),))
+CONTINUING = Message("assistant", "It says so.", (ContentPart("web_search_tool_result", b"2", 0),))
 
 
 def test_a_call_and_all_its_results_are_one_unit() -> None:
@@ -35,6 +38,14 @@ def test_a_result_that_follows_no_call_is_a_unit_of_its_own() -> None:
 
 def test_a_call_without_results_is_a_unit() -> None:
     assert list(iter_units([CALLING, USER])) == [Span(0, 1), Span(1, 2)]
+
+
+def test_a_reply_that_goes_on_with_a_result_of_the_provider_s_tool_is_one_unit() -> None:
+    calling = replace(CONTINUING, calls=CALLING.calls)
+
+    assert list(iter_units([USER, SEARCHING, CONTINUING, USER])) == [Span(0, 1), Span(1, 3), Span(3, 4)]
+    assert list(iter_units([SEARCHING, calling, ANSWER_A, USER])) == [Span(0, 3), Span(3, 4)]
+    assert [find_unit_start([USER, SEARCHING, calling, ANSWER_A], at) for at in range(4)] == [0, 1, 1, 1]
 
 
 def test_nothing_has_no_units_and_no_latest_user_message() -> None:
@@ -98,7 +109,13 @@ def test_a_signature_is_kept_when_a_message_is_counted_and_is_no_part_of_what_it
     assert compute_message_digest(SIGNED) == compute_message_digest(CALLING)
 
 
-@given(st.lists(st.sampled_from([USER, CALLING, SIGNED, ANSWER_A, ANSWER_B, DONE]), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.sampled_from([USER, CALLING, SIGNED, ANSWER_A, ANSWER_B, DONE, SEARCHING, CONTINUING]),
+        min_size=1,
+        max_size=12,
+    )
+)
 def test_the_start_of_a_unit_is_found_from_each_of_its_messages(listed: list[Message]) -> None:
     starts = [unit.start for unit in iter_units(listed) for _ in range(unit.start, unit.stop)]
 

@@ -129,6 +129,15 @@ class Message:
         """Whether no compaction removes the message: it is privileged or holds project instructions."""
         return self.instruction is not None or self.role in PRIVILEGED_ROLES
 
+    @property
+    def continues_reply(self) -> bool:
+        """Whether the message begins with a result of the provider's own tool, such as a web search.
+
+        The call is at the end of the message before it, because the provider paused its reply there.
+        """
+        parts = self.parts
+        return bool(parts) and self.role == "assistant" and parts[0].kind.endswith("_tool_result")
+
     def with_digest_and_tokens(self, digest: bytes, tokens: int) -> "Message":
         """Returns a copy of the message with another digest and another size in tokens.
 
@@ -162,7 +171,8 @@ class Message:
 def iter_tool_exchanges(messages: Sequence[Message]) -> Iterator[Span]:
     """Yields the tool exchanges of a list, in order. Together, the exchanges cover the whole list.
 
-    A tool exchange is one plain message, or a message with calls and the results that directly follow it.
+    A tool exchange is one plain message, or a message with calls and the results that directly follow it. A
+    message that continues the reply before it (`Message.continues_reply`) belongs to the same exchange.
     """
     return _iter_spans(messages, _find_tool_exchange_stop)
 
@@ -216,19 +226,33 @@ def find_unit_start(messages: Sequence[Message], message_index: int) -> int:
 
 
 def _find_tool_exchange_stop(messages: Sequence[Message], start: int) -> int:
-    stop = start + 1
-    if messages[start].calls:
-        while stop < len(messages) and messages[stop].answered_call_ids:
-            stop += 1
+    stop, has_calls = start + 1, bool(messages[start].calls)
+    while stop < len(messages):
+        message = messages[stop]
+        if message.continues_reply:
+            has_calls = bool(message.calls)
+        elif not (has_calls and message.answered_call_ids):
+            break
+        stop += 1
     return stop
 
 
 def _find_tool_exchange_start(messages: Sequence[Message], message_index: int) -> int:
+    start = _find_call(messages, message_index)
+    while start and messages[start].continues_reply:
+        start = _find_call(messages, start - 1)
+    return start
+
+
+def _find_call(messages: Sequence[Message], message_index: int) -> int:
+    """Returns the index of the message with the calls that the message at `message_index` answers.
+
+    Consecutive results belong to the message directly before them if that message has calls. Otherwise each
+    result is an exchange of its own, and its own index is returned.
+    """
     start = message_index
     while start > 0 and messages[start].answered_call_ids:
         start -= 1
-    # Consecutive results belong to the message directly before them if that message has calls. Otherwise each
-    # result is an exchange of its own.
     return (
         next((index for index in range(start, message_index) if messages[index].calls), message_index)
         if start < message_index

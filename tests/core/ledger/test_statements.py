@@ -139,6 +139,18 @@ def test_a_label_says_what_all_sentences_behind_it_are(text: str, kind: Statemen
     assert set(kinds(text)) == {kind}
 
 
+@pytest.mark.parametrize("heading", ["## Rules", "# Rules:", "### Rules ###"])
+@pytest.mark.parametrize("size", [1, 500])
+def test_a_markdown_heading_says_what_its_list_is(heading: str, size: int) -> None:
+    text = (
+        "Do it.\n\n" + heading + "\n\n- Tabs in makefiles.\n\n## More\n\n- A blue page." + "\nGo on." * size
+    )
+    kinds = {each.text: (each.kind, each.label) for each in read_statements(text)}
+
+    assert kinds["Tabs in makefiles."] == (StatementKind.RULE, "rules")
+    assert kinds["A blue page."] == (None, "")
+
+
 def test_a_heading_says_what_its_list_is() -> None:
     assert [
         (said.text, said.kind) for said in read_statements("Rules:\n- short names\n2. small files\nThanks")

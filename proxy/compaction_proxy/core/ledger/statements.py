@@ -46,6 +46,8 @@ _SENTENCE_END = re.compile(
 )
 _STOP = re.compile(r"[.!?…。！？।۔؟]")
 _BULLET = re.compile(r"(?:[-*•‣◦]|\(?\d{1,2}[.)]|[a-z]\))[ \t]+")
+# A Markdown heading, which labels the list below it, such as "## Rules".
+_HEADING = re.compile(r"#{1,6}[ \t]+([^\n]{1,60}?)[ \t:#]*")
 _LABEL = re.compile(
     r"(?P<loud>[A-Z][A-Z0-9 _/-]{1,40}):\s|(?P<said>[^\W\d_][^:.!?\n，。：]{1,40})[:：](?:\s|$|(?<=：))"
 )
@@ -274,10 +276,13 @@ def _iter_statements(text: str) -> Iterator[Statement]:
     for raw in (_FENCE.sub("\n", visible) if fenced else visible).splitlines():
         bullet = _BULLET.match(line := raw.strip())
         line = line[bullet.end() :] if bullet else line
+        heading = _HEADING.fullmatch(line)
+        if heading:
+            block = _parse_label(f"{heading[1]}:")[:2]
         if not line or (long and not _is_prose(line)):
             continue
         inherited = block if bullet else ("", None)
-        if not bullet:
+        if not (bullet or heading):
             block = _parse_label(line)[:2] if line.endswith((":", "：")) else ("", None)
         for sentence in _split_sentences(line):
             for piece in _split_long_sentence(sentence.strip()):
