@@ -92,6 +92,7 @@ async def test_an_index_is_made_once_though_whoever_asked_first_has_left() -> No
     assert [(found.message.id, hit.score) for found, hit in await second] == [("m_1", 1.0)]
     assert (first.cancelled(), slow.built) == (True, 1)
     await indexes.close()
+    assert await asyncio.to_thread(slow.ended.wait, LIMIT_S)  # the search of the first one ends some time
     assert slow.closed == 1
 
 
