@@ -47,12 +47,21 @@ def return_fields(status: int, fields: list[tuple[bytes, bytes]]) -> list[tuple[
         (b"junk", True),
         (b"", True),
         (None, True),
+        (b"application/jsonx", True),
+        (b"application/json, text/html", True),
+        (b"text/event-stream;charset=utf-8, text/html", True),
+        (b"audio/mpeg, text/html", True),
     ],
 )
 def test_a_page_of_the_upstream_is_isolated_from_the_dashboard(kind: bytes | None, *, isolated: bool) -> None:
     fields = [] if kind is None else [(b"content-type", kind)]
     assert ((b"content-security-policy", b"sandbox") in to_client_headers(200, fields)) == isolated
     assert (b"content-security-policy", b"sandbox") not in to_client_headers(204, [])
+
+
+def test_a_page_with_several_content_types_is_isolated() -> None:
+    fields = [(b"content-type", b"application/json"), (b"content-type", b"text/html")]
+    assert (b"content-security-policy", b"sandbox") in to_client_headers(200, fields)
 
 
 @pytest.mark.parametrize("name", [*HOP_BY_HOP, b"host", b"content-length", b"expect"])

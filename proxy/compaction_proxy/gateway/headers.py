@@ -40,7 +40,7 @@ _NOT_RETURNED = HOP_BY_HOP | {b"server", b"date"}
 _UNBUFFERED = (b"x-accel-buffering", b"no")
 # Content types that no browser shows as a page. A page of any other type, or without a type, could otherwise
 # run scripts with the origin of the dashboard, and use the dashboard with the visitor's session.
-_DATA_TYPES = (b"application/json", EVENT_STREAM, b"text/plain", b"application/octet-stream", b"audio/")
+_DATA_TYPES = frozenset({b"application/json", EVENT_STREAM, b"text/plain", b"application/octet-stream"})
 _ISOLATED = (b"content-security-policy", b"sandbox")
 # The values that the field `connection` has in nearly all requests. The proxy drops the header fields that
 # these values name from every message, so it need not parse these values.
@@ -148,6 +148,17 @@ def build_credential_field(
     return field_names[0], api_key.encode()
 
 
+def _get_only_content_type(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Returns the content type in lower case and without parameters, or an empty value if it is not clear.
+
+    Browsers use the last of several content types, which may be in one field, separated by commas.
+    """
+    values = [value for name, value in headers if name == b"content-type"]
+    if len(values) != 1 or b"," in values[0]:
+        return b""
+    return values[0].partition(b";")[0].strip().lower()
+
+
 def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> Headers:
     """Returns the header fields for the client, made from those of the upstream. Duplicate fields are kept.
 
@@ -168,11 +179,11 @@ def to_client_headers(status: int, headers: Sequence[tuple[bytes, bytes]]) -> He
         relayed = [field for field in relayed if not field[0].startswith(OWN_PREFIX)]
     if not _is_sendable([field[1] for field in relayed]):  # otherwise our server would refuse all fields
         relayed = [field for field in relayed if _is_sendable([field[1]])]
-    kind = get_header(relayed, b"content-type")
-    kind = b"" if kind is None else kind.strip().lower()
-    if not kind.startswith(_DATA_TYPES) and status not in _BODILESS_STATUSES:
+    kind = _get_only_content_type(relayed)
+    is_data = kind in _DATA_TYPES or kind.startswith(b"audio/")
+    if not is_data and status not in _BODILESS_STATUSES:
         relayed.append(_ISOLATED)
-    if kind.startswith(EVENT_STREAM) and get_header(headers, _UNBUFFERED[0]) is None:
+    if kind == EVENT_STREAM and get_header(headers, _UNBUFFERED[0]) is None:
         relayed.append(_UNBUFFERED)
     return relayed
 
