@@ -1,10 +1,16 @@
 """How requests are read from a connection, and which are refused."""
 
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
-from compaction_proxy.gateway.server.parser import MAX_FIELDS, MAX_FRAMING_BYTES, MAX_HEAD_BYTES
+from compaction_proxy.gateway.server.parser import (
+    MAX_FIELDS,
+    MAX_FRAMING_BYTES,
+    MAX_HEAD_BYTES,
+    RequestParser,
+)
 from tests.gateway.server.test_connection import GET, LAST, echo, refusal, said
 
 
@@ -95,6 +101,24 @@ async def test_a_body_may_come_in_chunks_of_one_byte() -> None:
     size = MAX_FRAMING_BYTES // 4  # the chunks have six bytes each
     lines = await said(echo, head + b"1\r\nx\r\n" * size + b"0\r\n\r\n", LAST)
     assert b"/1" + b"x" * size in lines
+
+
+def test_the_chunks_of_one_read_are_one_piece_of_the_body() -> None:
+    receiver = Mock()
+    parser = RequestParser(receiver)
+    parser.feed_data(b"POST /1 HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n1\r\nb\r\n")
+    parser.feed_data(b"1\r\nc\r\n1\r\nd\r\n0\r\n\r\n" + GET % b"/2")
+    assert [name for name, _, _ in receiver.method_calls] == [
+        "on_head_started",
+        "on_head_received",
+        "on_body_received",
+        "on_body_received",
+        "on_request_received",
+        "on_head_started",
+        "on_head_received",
+        "on_request_received",
+    ]
+    assert receiver.on_body_received.call_args_list == [call(b"ab"), call(b"cd")]
 
 
 async def test_trailers_are_no_fields_of_the_next_request() -> None:

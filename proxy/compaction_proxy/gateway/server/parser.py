@@ -111,6 +111,7 @@ class RequestParser:
         "_is_reading_head",
         "_is_upgrading",
         "_parser",
+        "_pieces",
         "_receiver",
         "_refusal",
         "_target",
@@ -123,6 +124,7 @@ class RequestParser:
         self._target = b""
         self._fields: list[tuple[bytes, bytes]] = []
         self._framing: list[bytes] = []
+        self._pieces: list[bytes] = []  # the body data of the current read that the receiver has not got yet
         self._hosts = 0
         self._expects_continue = False
         self._framing_bytes = 0
@@ -149,6 +151,7 @@ class RequestParser:
             return self._refusal
         except httptools.HttpParserError:
             return _INVALID
+        self._pass_body()
         over = self._framing_bytes > (MAX_HEAD_BYTES if self._is_reading_head else MAX_FRAMING_BYTES)
         return _HEAD_TOO_LARGE if over else None
 
@@ -180,6 +183,14 @@ class RequestParser:
         self._is_muted = True
         self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(self._framing))
         self._is_muted = False
+
+    def _pass_body(self) -> None:
+        """Passes the kept parts of the body to the receiver, as one."""
+        if self._pieces:
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            self._framing_bytes = max(0, self._framing_bytes - FRAMING_BYTES_PER_BODY_BYTE * len(body))
+            self._receiver.on_body_received(body)
 
     def _parse_target_or_refuse(self, target: bytes) -> tuple[str, bytes, bytes]:
         try:
@@ -260,13 +271,13 @@ class RequestParser:
         )
 
     def on_body(self, piece: bytes) -> None:
-        """Passes a part of the body to the receiver."""
-        self._framing_bytes = max(0, self._framing_bytes - FRAMING_BYTES_PER_BODY_BYTE * len(piece))
-        self._receiver.on_body_received(piece)
+        """Keeps a part of the body until all received bytes are parsed, because chunks may be tiny."""
+        self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         """Tells the receiver that the request is complete, unless its body is still to be parsed."""
         if self._is_upgrading:
             return  # the body follows, and the parser that `_restart_after_upgrade` starts reads it
+        self._pass_body()
         self._framing_bytes = 0
         self._receiver.on_request_received()
