@@ -35,7 +35,7 @@ from compaction_proxy.gateway.compaction_items import CompactionItemCodec
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
 from compaction_proxy.gateway.dispatcher import Dispatcher, RelayHandler
 from compaction_proxy.gateway.endpoint import RelayEndpoint
-from compaction_proxy.gateway.identity import format_origin
+from compaction_proxy.gateway.identity import IdentityResolver, format_origin
 from compaction_proxy.gateway.mcp.endpoint import McpEndpoint
 from compaction_proxy.gateway.mcp.tools import McpToolRunner
 from compaction_proxy.gateway.passthrough import (
@@ -218,7 +218,10 @@ class Proxy:
                 config, upstreams, input_compactor, items
             ).items()
         }
-        passthrough = PassthroughEndpoint(upstreams, admission)
+        origin = format_origin(config.upstream.base_url)
+        passthrough = PassthroughEndpoint(
+            upstreams, admission, IdentityResolver(config, origin, self._get_secret)
+        )
         posts: dict[bytes, ASGIApp] = {
             COUNT_TOKENS_ENDING: relay(
                 CountTokensEndpoint(
@@ -261,7 +264,7 @@ class Proxy:
         )
         mcp = McpEndpoint(
             config,
-            format_origin(config.upstream.base_url),
+            origin,
             tools=tools,
             secret=self._get_secret,
             admission=admission,

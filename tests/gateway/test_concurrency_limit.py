@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from compaction_proxy.core.errors import OverloadedError
-from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.concurrency_limit import MIN_SHARED_SLOTS, ConcurrencyLimiter
+from compaction_proxy.support.offload import WORK_OWNER
 
 
 async def test_a_request_that_comes_when_all_places_are_taken_is_told_when_to_come_back() -> None:
@@ -65,4 +66,49 @@ async def test_a_place_is_not_lost_with_who_is_cancelled(moment: str) -> None:
     assert admission.active_request_count == (0 if moment == "as it gets its place" else 1)
     if moment == "while it waits":
         admission.release_slot()
+    await admission.acquire_slot()
+
+
+async def test_a_tenant_leaves_places_to_others() -> None:
+    admission = ConcurrencyLimiter(100, queue_s=5)
+    WORK_OWNER.set("a")
+    for _ in range(75):
+        await admission.acquire_slot()
+    with pytest.raises(OverloadedError):
+        await admission.acquire_slot()
+    WORK_OWNER.set("b")
+    for _ in range(25):
+        await admission.acquire_slot()
+    waiting = asyncio.create_task(admission.acquire_slot())
+    await asyncio.sleep(0)
+    WORK_OWNER.set("a")
+    admission.release_slot()
+    await waiting
+    assert admission.active_request_count == 100
+    admission.release_slot()
+    await admission.acquire_slot()
+
+
+async def test_a_tenant_takes_all_places_if_they_are_few() -> None:
+    admission = ConcurrencyLimiter(MIN_SHARED_SLOTS - 1, queue_s=5)
+    for _ in range(MIN_SHARED_SLOTS - 1):
+        await admission.acquire_slot()
+    waiting = asyncio.create_task(admission.acquire_slot())
+    await asyncio.sleep(0)
+    admission.release_slot()
+    await waiting
+
+
+async def test_who_stops_waiting_counts_no_longer_for_a_tenant() -> None:
+    admission = ConcurrencyLimiter(MIN_SHARED_SLOTS, queue_s=0.01)
+    for number in range(MIN_SHARED_SLOTS):
+        WORK_OWNER.set(str(number))
+        await admission.acquire_slot()
+    WORK_OWNER.set("late")
+    for _ in range(MIN_SHARED_SLOTS):
+        with pytest.raises(OverloadedError):
+            await admission.acquire_slot()
+    WORK_OWNER.set("0")
+    admission.release_slot()
+    WORK_OWNER.set("late")
     await admission.acquire_slot()

@@ -20,6 +20,7 @@ from compaction_proxy.core.errors import StoreUnavailableError
 from compaction_proxy.gateway import passthrough
 from compaction_proxy.gateway.client.connection_pool import NativeEngine
 from compaction_proxy.gateway.concurrency_limit import ConcurrencyLimiter
+from compaction_proxy.gateway.identity import IdentityResolver
 from compaction_proxy.gateway.passthrough import CountTokensEndpoint, PassthroughEndpoint
 from compaction_proxy.gateway.server import serve_embedded
 from compaction_proxy.gateway.upstream import build_upstreams
@@ -84,7 +85,7 @@ async def running(provider: Provider, told: Told) -> AsyncIterator[httpx.AsyncCl
         endpoint = CountTokensEndpoint(
             config,
             targets["messages"],
-            passthrough=PassthroughEndpoint(targets, admission),
+            passthrough=PassthroughEndpoint(targets, admission, IdentityResolver(config, url, lambda: b"s")),
             message_reader=reading,
             model_limits=learning,
             get_secret=lambda: b"s",

@@ -4,28 +4,34 @@ Each request that is being served holds a slot. A request that finds no free slo
 time. If no slot becomes free in this time, the proxy refuses the request and tells the client after how many
 seconds to retry. Without this limit, many concurrent requests would all be served so slowly that no client
 would get its response in time.
+
+Tenants share the slots: one tenant uses at most `TENANT_SHARE` of them, so that requests of others find one.
+The tenant of a request is the `WORK_OWNER` of its task.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from compaction_proxy.core.errors import OverloadedError
-from compaction_proxy.gateway.body_budget import BodyBudget, BodyHold
+from compaction_proxy.gateway.body_budget import TENANT_SHARE, BodyBudget, BodyHold
+from compaction_proxy.support.offload import WORK_OWNER
 
 # A request waits for a slot for at most `QUEUE_S` seconds. Then it is refused, and the response asks the
 # client to retry after `RETRY_AFTER_S` seconds.
 QUEUE_S = 0.1
 RETRY_AFTER_S = 1
+# One tenant may use all slots if there are fewer than this.
+MIN_SHARED_SLOTS = 32
 
 
 class ConcurrencyLimiter:
     """Limits the number of concurrent requests. It must be used on one event loop only.
 
     Args:
-        max_requests: The most requests that may be served at the same time. The same number of further
-            requests may wait for a slot.
+        max_requests: The most requests that may be served at the same time: the number of slots. The same
+            number of further requests may wait for a slot.
         queue_s: The longest wait for a slot, in seconds.
         body_budget: The budget that the bodies of these requests share. None creates a budget without a
             limit.
@@ -41,6 +47,10 @@ class ConcurrencyLimiter:
         self.body_budget = body_budget or BodyBudget()
         self.active_request_count = 0
         self._max_requests = max_requests
+        is_shared = max_requests >= MIN_SHARED_SLOTS
+        self._tenant_limit = int(TENANT_SHARE * max_requests) if is_shared else 2 * max_requests
+        # The number of requests of each tenant that hold a slot or wait for one.
+        self._tenant_counts: Counter[str] = Counter()
         # One future for each request that waits for a slot, the one that has waited longest first. When a
         # request gets a slot, the result of its future is set.
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -67,13 +77,19 @@ class ConcurrencyLimiter:
         """Takes a slot. If none is free, first waits until another request releases one.
 
         Raises:
-            OverloadedError: If no slot became free in time, or too many requests wait already.
+            OverloadedError: If no slot became free in time, too many requests wait already, or the tenant
+                uses its share.
         """
-        if self.active_request_count < self._max_requests:
+        is_full = self.active_request_count >= self._max_requests
+        tenant = WORK_OWNER.get()
+        if self._tenant_counts[tenant] >= self._tenant_limit or (
+            is_full and len(self._waiting) >= self._max_requests
+        ):
+            raise OverloadedError(RETRY_AFTER_S)
+        self._tenant_counts[tenant] += 1
+        if not is_full:
             self.active_request_count += 1
             return
-        if len(self._waiting) >= self._max_requests:
-            raise OverloadedError(RETRY_AFTER_S)
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         has_slot = False
@@ -92,11 +108,23 @@ class ConcurrencyLimiter:
         if turn.done() and not turn.cancelled():
             self.release_slot()
         else:
+            self._discount_tenant()
             with suppress(ValueError):  # `release_slot` may have dropped it already
                 self._waiting.remove(turn)
 
+    def _discount_tenant(self) -> None:
+        """Counts one request less for the tenant of the current task."""
+        tenant = WORK_OWNER.get()
+        self._tenant_counts[tenant] -= 1
+        if not self._tenant_counts[tenant]:
+            del self._tenant_counts[tenant]
+
     def release_slot(self) -> None:
-        """Frees the slot of a request that has ended, or gives it to the request that has waited longest."""
+        """Frees the slot of a request that has ended, or gives it to the request that has waited longest.
+
+        The task that took the slot must call this method, because the slot counts for its tenant.
+        """
+        self._discount_tenant()
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():

@@ -61,10 +61,12 @@ class PassthroughEndpoint:
     Attributes:
         upstreams: The upstreams by the names of their wires.
         admission: Limits the number of concurrent requests of all endpoints together.
+        identity_resolver: Identifies the tenant, whose requests share limits.
     """
 
     upstreams: Mapping[str, Upstream]
     admission: ConcurrencyLimiter
+    identity_resolver: IdentityResolver
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relays one request.
@@ -74,6 +76,7 @@ class PassthroughEndpoint:
             UpstreamError: If the upstream gave no response.
             ClientDisconnect: If the client left. The connection to the upstream has then been closed.
         """
+        WORK_OWNER.set(self.identity_resolver.identify_client(scope["headers"]).tenant)
         async with self.admission.admit_request() as hold:
             upstream = self.upstreams[find_wire_name(scope["raw_path"], build_header_map(scope["headers"]))]
             length = get_content_length(scope["headers"])

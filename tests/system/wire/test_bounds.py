@@ -80,6 +80,35 @@ async def test_a_request_that_is_relayed_unread_takes_a_place_too(wire: Any, cha
     assert (refused, served) == ([503, 503], [200, 200])
 
 
+async def test_a_tenant_that_takes_many_places_leaves_some_to_others(wire: Any, chat: Any) -> None:
+    asked, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def script(exchange: Any) -> None:
+        asked.release()
+        await go_on.wait()
+        await exchange.send(OK)
+
+    limits, share = {"max_in_flight": 32}, 24
+    one, other = ("authorization: Bearer one", "authorization: Bearer other")
+    async with (
+        wire.running_upstream(script) as upstream,
+        wire.running_proxy(upstream.port, server=limits) as port,
+    ):
+        requests = [chat(one), wire.post("/v1/embeddings", b"{}", one)]
+        staying = [asyncio.create_task(wire.ask(port, each)) for each in requests * (share // 2)]
+        for _ in staying:
+            await asked.acquire()
+        refused = [await wire.ask(port, request) for request in requests]
+        others = [chat(other), wire.post("/v1/embeddings", b"{}", other)]
+        coming = [asyncio.create_task(wire.ask(port, each)) for each in others]
+        for _ in coming:
+            await asked.acquire()
+        go_on.set()
+        served = [(await task).status for task in (*staying, *coming)]
+    assert [(reply.status, reply.all(b"retry-after")) for reply in refused] == [(503, [b"1"])] * 2
+    assert served == [200] * (share + 2)
+
+
 async def test_a_request_that_passes_has_no_task_beside_its_own(wire: Any, chat: Any) -> None:
     seen: list[int] = []
     before: set[Any] = set()
