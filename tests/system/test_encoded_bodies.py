@@ -155,6 +155,21 @@ def test_an_encoded_body_that_needs_no_change_is_read_and_goes_on_as_the_bytes_t
         assert (got.status_code, got.headers.get("x-compaction-reason")) == (200, None), encoder
 
 
+@pytest.mark.parametrize("coding", [None, "gzip"])
+@pytest.mark.parametrize("path", PATHS)
+def test_digests_of_the_body_go_on_only_with_the_bytes_that_came(
+    provider: Provider, proxy: Proxy, path: str, coding: str | None
+) -> None:
+    digests = dict.fromkeys(("content_md5", "content_digest", "digest", "repr_digest"), "d")
+    names = {name.replace("_", "-") for name in digests}
+    for size, ours, kept in ((1_000, {}, names), (120_000, {"x_compaction": "force"}, set())):
+        body, case = make_body(path, size, "digests"), f"digests {path} {coding} {size}"
+        sent = body if coding is None else gzip.compress(body)
+        assert post(proxy, path, sent, coding, case, **digests, **ours).status_code == 200
+        forwarded = find_forwarded(provider, case)
+        assert (names & set(forwarded.headers), forwarded.body == sent) == (kept, bool(kept))
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_an_encoded_body_is_sized_by_what_is_in_it(proxy: Proxy, path: str) -> None:
     said = "All work and no play makes Jack a dull boy. " * 10_000

@@ -181,11 +181,11 @@ _TURNS: Final = FairQueue(MAX_DECODERS)
 
 
 class OriginalRequest(NamedTuple):
-    """A request with an encoded body, as the client sent it.
+    """A request with an encoded body or with digests of its body, as the client sent it.
 
     Attributes:
         scope: The ASGI scope of the request.
-        raw: The encoded body.
+        raw: The body, encoded if the client has encoded it.
     """
 
     scope: Scope

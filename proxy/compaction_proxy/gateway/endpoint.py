@@ -27,7 +27,6 @@ from compaction_proxy.core.upstream_failure import INVALID_ANSWER
 from compaction_proxy.gateway.after_response import AfterResponseHandler
 from compaction_proxy.gateway.body_budget import BodyHold
 from compaction_proxy.gateway.client_stream import (
-    CONTENT_ENCODING,
     OriginalRequest,
     decode_request_body,
     read_body,
@@ -41,7 +40,7 @@ from compaction_proxy.gateway.control_headers import (
     choose_stricter_mode,
     parse_control_headers,
 )
-from compaction_proxy.gateway.headers import build_header_map, drop_field
+from compaction_proxy.gateway.headers import BODY_FIELDS, build_header_map, drop_fields
 from compaction_proxy.gateway.identity import IdentityResolver, format_origin
 from compaction_proxy.gateway.overflow_probe import detect_overflow
 from compaction_proxy.gateway.paths import find_deployment, join_upstream_url
@@ -169,7 +168,7 @@ class RelayEndpoint:
             try:
                 raw = await read_body(scope, receive, self._config.server.max_body_bytes, hold)
                 original, opaque = None, False
-                if CONTENT_ENCODING in header_map:
+                if not BODY_FIELDS.isdisjoint(header_map):
                     scope, raw, original, opaque = await self._decode_body(scope, raw, hold)
                 item_request = None
                 if self._item_responder is not None:
@@ -214,15 +213,15 @@ class RelayEndpoint:
     ) -> tuple[Scope, bytes, OriginalRequest | None, bool]:
         """Decodes the body of a request.
 
-        Returns four values: the scope and the body as if the client had sent the body unencoded; the original
-        request, or None if its body was not decoded; and whether decoding failed.
+        Returns four values: the scope and the body as if the client had sent the body unencoded and without
+        digests; the original request, or None if decoding failed; and whether decoding failed.
         """
         limit = self._config.server.max_body_bytes
         with while_connected(scope):
             decoded = await decode_request_body(raw, scope["headers"], hold, limit)
-        if decoded is None or decoded is raw:
-            return scope, raw, None, decoded is None
-        plain = {**scope, "headers": drop_field(scope["headers"], CONTENT_ENCODING)}
+        if decoded is None:
+            return scope, raw, None, True
+        plain = {**scope, "headers": drop_fields(scope["headers"], BODY_FIELDS)}
         return plain, decoded, OriginalRequest(scope, raw), False
 
     async def _relay_while_connected(self, state: RequestState, send: Send) -> bool:

@@ -18,6 +18,8 @@ OWN_PREFIX = b"x-compaction"
 EVENT_STREAM = b"text/event-stream"
 CREDENTIALS = frozenset({b"authorization", b"api-key", b"x-api-key", b"x-goog-api-key"})
 
+# The fields that are true only of the very bytes of the body that the client sent: its coding and digests.
+BODY_FIELDS = frozenset({b"content-encoding", b"content-md5", b"content-digest", b"digest", b"repr-digest"})
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -61,9 +63,9 @@ def get_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | N
     return None
 
 
-def drop_field(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Headers:
-    """Returns the header fields except those with this name."""
-    return [field for field in headers if field[0] != name]
+def drop_fields(headers: Iterable[tuple[bytes, bytes]], names: frozenset[bytes]) -> Headers:
+    """Returns the header fields except those with these names."""
+    return [field for field in headers if field[0] not in names]
 
 
 def build_header_map(headers: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:

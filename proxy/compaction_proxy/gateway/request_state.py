@@ -61,7 +61,8 @@ class RequestState:
     Attributes:
         identity: The tenant, and the conversation that the headers or the body name.
         raw: The client's body, decoded; empty once it is no longer needed.
-        scope: The ASGI scope of the request, as if the client had sent the body without an encoding.
+        scope: The ASGI scope of the request, as if the client had sent the body without an encoding and
+            digests.
         control_headers: The settings that the client requests in its `x-compaction…` headers.
         size_bytes: Size of the decoded body in bytes.
         request_id: The id of the request.
@@ -69,8 +70,8 @@ class RequestState:
         side_kind: The kind of side call, or None if the request is no side call. A side call is not part of
             the conversation, such as a request for a title. The proxy learns nothing from it, and records its
             figures without a conversation.
-        original: The request with its encoded body, as the client sent it. None if the body was not encoded,
-            or if the request can no longer be forwarded in this form.
+        original: The request as the client sent it, if its body was encoded or had digests. None if not, or
+            if the request can no longer be forwarded in this form.
         is_undecodable: Whether the body cannot be decoded, so that nothing in it is read.
         fit_result: The body to forward, with a report about its compaction. None if the body is forwarded
             without being parsed.
