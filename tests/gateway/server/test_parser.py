@@ -63,6 +63,9 @@ async def test_a_request_may_come_in_any_pieces(step: int) -> None:
         b"GET /\x00 HTTP/1.1\r\nhost: a\r\n\r\n",
         b"GET http:// HTTP/1.1\r\nhost: a\r\n\r\n",
         b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /\r\n\r\n",
+        b"GET / HTTP/0.9\r\nhost: a\r\n\r\n",
+        b"GET / HTTP/2.0\r\nhost: a\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     ],
 )

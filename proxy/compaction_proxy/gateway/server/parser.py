@@ -261,6 +261,8 @@ class RequestParser:
         self._is_reading_head = False
         version = parser.get_http_version()
         modern = version == "1.1"
+        if not modern and version != "1.0":
+            self._raise_refusal(_INVALID)
         if self._hosts > 1 or (modern and not self._hosts):
             self._raise_refusal(_NO_HOST)
         parts = self._parse_target_or_refuse(target)
