@@ -259,6 +259,17 @@ async def test_a_key_taken_by_a_newer_version_leaves_us_with_our_own() -> None:
     assert scene.told == ["store-unreadable"]
 
 
+async def test_what_belongs_to_an_overwritten_record_is_written_with_it_or_not_at_all() -> None:
+    scene = Scene()
+    line = ListItem("{t}log", {"n": 1}, DAY_S, 9)
+
+    assert await scene.records.overwrite("{t}k", {"n": 1}, ttl_s=DAY_S, other_items=[line])
+    assert scene.store.calls == ["read", "write"]
+    await scene.store.write([Record("{t}k", NEWER, DAY_S)])
+    assert not await scene.records.overwrite("{t}k", {"n": 1}, ttl_s=DAY_S, other_items=[line])
+    assert await scene.records.read_tail("{t}log", 9) == [{"n": 1}]
+
+
 async def everything(records: RecordStore) -> list[object]:
     """One call of each kind; the store holds nothing that they could find."""
     saved = await records.save_if_absent(

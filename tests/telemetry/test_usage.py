@@ -1,5 +1,6 @@
 """Totals of a conversation: what is added up, what is the latest, and what is stored and read again."""
 
+from itertools import chain, count, repeat
 from typing import Any
 
 import pytest
@@ -154,6 +155,47 @@ async def test_an_exchange_is_dropped_where_too_many_conversations_wait(
     assert taken == [True, False, True]
 
 
+async def test_a_flood_of_one_tenant_drops_none_of_the_exchanges_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage, "MAX_WAITING", 8)
+    store = open_usage()
+    taken = [store.add_entry(f"c_{number}", entry(1.0), None) for number in range(8)]
+    assert taken == [True] * 6 + [False] * 2
+    assert store.add_entry("c_1", entry(1.0)._replace(tenant="other"), None)
+    assert store.pending_requests == 7
+
+
+async def test_one_flush_writes_usage_of_each_tenant_while_much_of_one_is_pending() -> None:
+    seconds = count()
+    store = UsageStore(
+        RecordStore(MemoryStore(), ignored), DAY_S, clock=lambda: next(seconds) * usage.FLUSH_LIMIT_S / 50
+    )
+    for number in range(200):
+        store.add_entry(f"c_{number}", entry(1.0), None)
+    store.add_entry("c_1", entry(1.0)._replace(tenant="other"), None)
+    await store.flush()
+    [others] = await store.read_totals([("other", "c_1")])
+    assert others.requests == 1
+    assert 100 < store.pending_requests < 200
+
+
+async def test_the_next_flush_begins_with_the_tenants_that_the_last_one_did_not_reach(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(usage, "WRITES_AT_ONCE", 1)
+    seconds = count()
+    store = UsageStore(RecordStore(MemoryStore(), ignored), DAY_S, clock=lambda: float(next(seconds)))
+    tenants = ["a", "b", "c"]
+    for tenant in tenants:
+        for number in range(3):
+            store.add_entry(f"c_{number}", entry(1.0)._replace(tenant=tenant), None)
+    for _ in tenants:
+        await store.flush(limit_s=1.0)  # the time for one write
+    totals = await store.read_totals([(tenant, "c_0") for tenant in tenants])
+    assert [each.requests for each in totals] == [1, 1, 1]
+
+
 async def test_compactions_and_summaries_count_and_measured_events_do_not() -> None:
     store = open_usage()
     for kind, cost in ((COMPACTED, 0.5), (FAILED, 0.25), (MEASURED, 1.0), (COMPACTED, None)):
@@ -179,7 +221,7 @@ async def test_usage_waits_while_another_replica_holds_the_lease_of_the_conversa
 
 
 async def test_nothing_is_written_under_a_lease_that_is_too_old() -> None:
-    times = iter([0.0, usage.LEASE_SAFE_S + 0.1, 10.0, 10.0])
+    times = chain([0.0] * 3, [usage.LEASE_SAFE_S + 0.1], repeat(10.0))
     store = UsageStore(RecordStore(MemoryStore(), ignored), DAY_S, clock=lambda: next(times))
     store.add_entry("c_1", entry(1.0), None)
     await store.flush()

@@ -271,20 +271,24 @@ class RecordStore:
             self._report(error)
             return self._cache_unsaved(claim, other_items)
 
-    async def overwrite(self, key: str, fields: Fields, *, ttl_s: float) -> bool:
-        """Overwrites a record. Returns whether the new record was saved.
+    async def overwrite(
+        self, key: str, fields: Fields, *, ttl_s: float, other_items: Sequence[RecordItem | ListItem] = ()
+    ) -> bool:
+        """Overwrites a record and writes `other_items` together. Returns whether the new record was saved.
 
         If the store fails, this process uses the new record from its cache. A stored record that cannot be
         decoded, such as one of a newer version, is not overwritten. A key that was deleted after the caller's
-        work began is not written.
+        work began is not written. In both cases, `other_items` are not written either. Their keys must share
+        the scope of `key`.
         """
         if self.deletion_fence.is_deleted(key):
             return False
         try:
             value = pack_fields(fields)
+            entries = list(map(to_entry, other_items))
             self._cache_record(key, value, ttl_s)
             saved = await self._resilient_store.run_call(
-                lambda: self._overwrite_readable(Record(key, value, ttl_s))
+                lambda: self._overwrite_readable(Record(key, value, ttl_s), entries)
             )
         except StoreUnavailableError as error:
             self._report_failure(error)
@@ -406,13 +410,13 @@ class RecordStore:
         await self._resilient_store.close()
         await self._store.close()
 
-    async def _overwrite_readable(self, record: Record) -> bool:
+    async def _overwrite_readable(self, record: Record, others: Sequence[Record | ListEntry]) -> bool:
         (stored,) = await self._store.read([record.key])
         if stored is not None and envelope.unpack(stored) is None:
             return False
         if self.deletion_fence.is_deleted(record.key):  # deleted during the read
             return False
-        await self._store.write([record])
+        await self._store.write([record, *others])
         return True
 
     async def _call_store(self, call: Callable[[], Coroutine[Any, Any, ValueT]]) -> ValueT:

@@ -244,7 +244,10 @@ class ExchangeLog:
         return entry
 
     async def _flush_periodically(self) -> None:
+        clock = asyncio.get_running_loop().time
+        due_at = clock() + FLUSH_INTERVAL_S
         while True:
-            await asyncio.sleep(FLUSH_INTERVAL_S)
+            await asyncio.sleep(due_at - clock())
+            due_at = clock() + FLUSH_INTERVAL_S  # much usage makes a flush long, and must not make it rare
             with suppress_and_log(JOURNAL_NOT_WRITTEN):
                 await self.flush()

@@ -2,14 +2,15 @@
 
 To write, a process takes a lease on the conversation's record, reads the stored totals, adds its own and
 writes the sum. The lease ensures that processes that serve the same conversation do not overwrite each
-other's sums. The process writes the exchanges right after the totals that include them.
+other's sums. The process writes the exchanges together with the totals that include them.
 """
 
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import chain, zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,9 +22,16 @@ from compaction_proxy.core.exchange import Exchange
 from compaction_proxy.storage.keys import conversation_key, exchanges_key, lease_key
 from compaction_proxy.storage.records import ListItem, RecordStore
 
-# Maximum number of conversations whose usage may wait to be written. `UsageStore` drops exchanges of further
-# conversations.
+# Maximum number of conversations whose usage may wait to be written, and the largest part of it that one
+# tenant may use. `UsageStore` drops exchanges of further conversations.
 MAX_WAITING = 10_000
+TENANT_SHARE = 0.75
+# A flush begins no write after this many seconds. The next flush begins with the tenants that have waited
+# longest, so that a tenant with very many conversations delays others only a little.
+FLUSH_LIMIT_S = 0.5
+# Number of conversations that a flush writes at the same time. It is less than the number of calls that the
+# store gets at a time (`storage.resilient`), so that requests do not wait for all writes.
+WRITES_AT_ONCE = 2
 # Each exchange is stored as a line. These are the maximum number of lines of a conversation that may wait to
 # be written, and the maximum number that the store keeps. If there are more, the oldest lines are dropped.
 # The totals still include their exchanges.
@@ -31,11 +39,13 @@ MAX_LINES = 32
 KEPT_LINES = 1_000
 # Seconds after which a lease that was not released ends, so that another process may take it.
 LEASE_S = 5.0
-# When this process ends, another process may hold the lease of a conversation. This process therefore tries
-# several times to write its usage before it drops the usage. These are the number of attempts, and the pause
-# between two attempts, in seconds.
+# When this process ends, another process may hold the lease of a conversation, or the store may be suspended
+# after a slow call. This process therefore tries several times to write its usage before it drops the usage.
+# These are the number of attempts, and the pause between two attempts, in seconds. After `CLOSE_LIMIT_S`
+# seconds no write begins any more, because the server limits the time of a shutdown.
 LAST_TRIES = 20
 LAST_TRY_INTERVAL_S = 0.05
+CLOSE_LIMIT_S = 2.5
 # Age of a lease, in seconds, after which the holder no longer starts a write. It is well below `LEASE_S`, so
 # that even a slow write ends before another process can get the lease.
 LEASE_SAFE_S = 2.5
@@ -299,16 +309,24 @@ class UsageStore:
         self._records = records
         self._ttl_s = ttl_s
         self._clock = clock
-        self._pending: dict[str, _PendingUsage] = {}
+        # The pending usage of each tenant's conversations, by store key. The tenant whose usage was written
+        # last is at the end.
+        self._pending: dict[str, dict[str, _PendingUsage]] = {}
         records.on_delete_callbacks.append(self._forget_prefix)
+
+    @property
+    def pending_requests(self) -> int:
+        """Number of exchanges whose usage is pending."""
+        return sum(each.totals.requests for pending in self._pending.values() for each in pending.values())
 
     def add_entry(
         self, conversation: str, entry: ExchangeEntry, start_mark: int | None, caption: Caption = NO_CAPTION
     ) -> bool:
         """Adds an exchange to the pending usage of its conversation. Returns False if it drops the exchange.
 
-        Drops the exchange if the usage of too many conversations waits to be written (`MAX_WAITING`), or if
-        the conversation was deleted after the request began.
+        Drops the exchange if the usage of too many conversations of all tenants (`MAX_WAITING`) or of this
+        tenant (`TENANT_SHARE`) waits to be written, or if the conversation was deleted after the request
+        began.
 
         Args:
             conversation: Id of the conversation.
@@ -342,22 +360,32 @@ class UsageStore:
             waiting.totals.summary_tokens += tokens
             waiting.totals.rounds += made
 
-    async def flush(self) -> None:
-        """Writes the pending usage.
+    async def flush(self, limit_s: float = FLUSH_LIMIT_S) -> None:
+        """Writes pending usage, and begins no write after `limit_s` seconds. Tenants take turns.
 
-        The usage of a conversation stays pending if another process holds the lease on its record.
+        The usage of a conversation also stays pending if another process holds the lease on its record.
         """
-        for key in list(self._pending):
-            if not self._records.is_in_use:
-                return  # the other usage stays pending until the store answers again
-            with self._records.deletion_fence.scoped_start_mark():
-                await self._write_under_lease(key)
+        until = self._clock() + limit_s
+        turns = self._iter_turns()
+
+        async def write_in_turn() -> None:
+            for tenant, key in turns:
+                if not self._records.is_in_use or self._clock() > until:
+                    return  # the other usage stays pending
+                with self._records.deletion_fence.scoped_start_mark():
+                    await self._write_under_lease(tenant, key)
+
+        await asyncio.gather(*(write_in_turn() for _ in range(WRITES_AT_ONCE)))
 
     async def close(self) -> None:
-        """Writes the pending usage. Drops usage that it cannot write within about a second."""
+        """Writes the pending usage. Keeps usage that it cannot write within `CLOSE_LIMIT_S` seconds.
+
+        Gives up after about a second if another process holds the leases, or if the store does not answer.
+        """
+        until = self._clock() + CLOSE_LIMIT_S
         for _ in range(LAST_TRIES):
-            await self.flush()
-            if not self._pending or not self._records.is_in_use:
+            await self.flush(until - self._clock())
+            if not self._pending or self._clock() > until:
                 return
             await asyncio.sleep(LAST_TRY_INTERVAL_S)
 
@@ -386,49 +414,67 @@ class UsageStore:
         """Returns the pending usage of a conversation, to which the caller then adds figures.
 
         Returns None if the conversation was deleted after the request began (`start_mark`), or if the usage
-        of too many other conversations is pending (`MAX_WAITING`).
+        of too many other conversations is pending (`MAX_WAITING`, `TENANT_SHARE`).
         """
         key = conversation_key(tenant, conversation)
         if self._records.deletion_fence.is_deleted_since(key, start_mark):
             return None
-        waiting = self._pending.get(key)
-        if waiting is None and len(self._pending) < MAX_WAITING:
-            waiting = self._pending[key] = _PendingUsage(exchanges_key(tenant, conversation))
+        pending = self._pending.get(tenant, {})
+        waiting = pending.get(key)
+        if (
+            waiting is None
+            and len(pending) < TENANT_SHARE * MAX_WAITING
+            and sum(map(len, self._pending.values())) < MAX_WAITING
+        ):
+            waiting = pending[key] = _PendingUsage(exchanges_key(tenant, conversation))
+            self._pending[tenant] = pending
         return waiting
 
-    async def _write_under_lease(self, key: str) -> None:
+    def _iter_turns(self) -> Iterator[tuple[str, str]]:
+        """Yields the tenant and the store key of all pending usage: one of each tenant, then the next one."""
+        tenants = [[(tenant, key) for key in pending] for tenant, pending in self._pending.items()]
+        return filter(None, chain.from_iterable(zip_longest(*tenants)))
+
+    async def _write_under_lease(self, tenant: str, key: str) -> None:
         begun = self._clock()
         try:
             lease = await self._records.acquire_lease(lease_key(key), LEASE_S)
             if lease is not None:
                 try:
-                    await self._write_pending(key, begun + LEASE_SAFE_S)
+                    await self._write_pending(tenant, key, begun + LEASE_SAFE_S)
                 finally:
                     await self._records.release_lease(lease)
         except StoreUnavailableError:
             return  # the store has reported the error, and the usage stays pending
 
-    async def _write_pending(self, key: str, until: float) -> None:
+    async def _write_pending(self, tenant: str, key: str, until: float) -> None:
         [held] = await self._records.get_many([key], bypass_cache=True)
         if self._records.deletion_fence.is_deleted(
             key
         ):  # `held` may be outdated; usage added since the deletion waits for the next flush
             return
-        waiting = self._pending.get(key)
-        if waiting is None or self._clock() > until:
+        if key not in self._pending.get(tenant, {}) or self._clock() > until:
             return
-        del self._pending[key]  # even if the write fails: missing usage is better than usage counted twice
+        waiting = self._remove_pending(tenant, key)
+        # The usage is no longer pending even if the write fails: missing usage is better than usage that is
+        # counted twice.
         totals = from_fields(held)
         totals.add_totals(waiting.totals)
         lines = [
             ListItem(waiting.lines_key, to_line(entry), self._ttl_s, KEPT_LINES)
             for entry in sorted(waiting.entries, key=get_entry_time)
         ]
-        if await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s) and lines:
-            # If the store did not save the totals, the lines with the exchanges are not written either. For
-            # example, totals that a newer version of the proxy has written cannot be overwritten.
-            await self._records.write(lines)
+        await self._records.overwrite(key, to_fields(totals), ttl_s=self._ttl_s, other_items=lines)
+
+    def _remove_pending(self, tenant: str, key: str) -> _PendingUsage:
+        """Returns usage that then is no longer pending. The tenant's other usage moves to the end."""
+        pending = self._pending.pop(tenant)
+        waiting = pending.pop(key)
+        if pending:
+            self._pending[tenant] = pending
+        return waiting
 
     def _forget_prefix(self, prefix: str) -> None:
-        for key in [key for key in self._pending if key.startswith(prefix)]:
-            del self._pending[key]
+        for tenant, pending in list(self._pending.items()):
+            for key in [key for key in pending if key.startswith(prefix)]:
+                self._remove_pending(tenant, key)
