@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from compaction_proxy.core.cost.savings import Saving
 from compaction_proxy.core.event import COMPACTED, FAILED, MEASURED, Event
@@ -17,7 +18,7 @@ from compaction_proxy.storage.memory import MemoryStore
 from compaction_proxy.storage.redis.store import RedisStore
 from compaction_proxy.storage.redis.url import parse_redis_url
 from compaction_proxy.storage.sqlite.store import SqliteStore
-from compaction_proxy.storage.store import Store
+from compaction_proxy.storage.store import Lease, Store
 from compaction_proxy.support.fail_open import suppress_and_report
 from compaction_proxy.telemetry import exchange_log as module
 from compaction_proxy.telemetry import usage as accounts_module
@@ -303,6 +304,50 @@ async def test_no_more_waits_than_a_bound(monkeypatch: pytest.MonkeyPatch) -> No
     process.journal.record_exchange(*noted(1.0, "c_3"))
     await process.journal.flush()
     assert [(await totals(store, name)).requests for name in ("c_1", "c_2", "c_3")] == [2, 1, 1]
+
+
+async def test_a_stop_says_how_many_exchanges_it_could_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounts_module, "LAST_TRY_INTERVAL_S", 0.0)
+    store = MemoryStore()
+    process, other = Process(store), Process(store)
+    await other.records.acquire_lease(f"{conversation_key(TENANT, 'c_2')}:lease", 60.0)
+    for name in ("c_1", "c_2", "c_2"):
+        process.journal.record_exchange(*noted(1.0, name))
+    with capture_logs() as logs:
+        await process.journal.close()
+    assert (await totals(store)).requests == 1
+    assert logs == [{"event": "journal.not_written", "log_level": "warning", "exchanges": 2}]
+
+
+async def test_a_stop_waits_for_a_store_that_is_suspended_after_a_slow_call() -> None:
+    store = Faulty()
+    store.fault = OSError("slow")
+    process = Process(store)
+    while process.records.is_in_use:
+        await process.records.get_many(["v1:{x}:y"])
+    process.journal.record_exchange(*noted(1.0))
+    store.fault = None
+    await process.journal.close()
+    assert (await totals(store)).requests == 1
+    await process.records.close()
+
+
+async def test_a_stop_that_is_cancelled_says_how_many_exchanges_are_not_counted() -> None:
+    class Hanging(MemoryStore):
+        async def acquire_lease(self, key: str, ttl_s: float) -> Lease | None:
+            reached.set()
+            return await asyncio.Future[Lease | None]()
+
+    reached = asyncio.Event()
+    process = Process(Hanging())
+    process.journal.record_exchange(*noted(1.0))
+    with capture_logs() as logs:
+        closing = asyncio.create_task(process.journal.close())
+        await reached.wait()
+        process.journal.record_exchange(*noted(1.0))
+        closing.cancel()
+        await closing
+    assert logs == [{"event": "journal.not_written", "log_level": "warning", "exchanges": 2}]
 
 
 async def test_of_a_crowd_no_more_waits_for_the_next_flush_than_a_queue_holds() -> None:

@@ -8,7 +8,10 @@ second, or as soon as `QUEUE_LENGTH` of them are queued. It writes the results t
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
+
+import structlog
 
 from compaction_proxy.core.cost.price import ModelPrice
 from compaction_proxy.core.cost.savings import (
@@ -191,17 +194,28 @@ class ExchangeLog:
         self._task = asyncio.create_task(self._flush_periodically())
 
     async def close(self) -> None:
-        """Stops the background task, then processes the queued exchanges and writes all results."""
-        if self._task is not None:
-            async with self._flushing:  # lets a write in progress finish
-                self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self.flush()
-        await self._statistics.flush(force=True)
-        await self._usage_store.close()
+        """Stops the background task, then processes the queued exchanges and writes the results.
+
+        Logs how many exchanges are not in the totals of their conversations, because the time was too short
+        (`UsageStore.close`) or the caller was cancelled. Does not raise `CancelledError`.
+        """
+        with suppress(asyncio.CancelledError):  # the server cancels a shutdown that takes too long
+            if self._task is not None:
+                async with self._flushing:  # lets a write in progress finish
+                    self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+            await self.flush()
+            await self._usage_store.close()  # waits for a store that is suspended
+            await self._statistics.flush(force=True)
+        missing = len(self._queue) + self._usage_store.pending_requests
+        if missing:
+            structlog.get_logger().warning(JOURNAL_NOT_WRITTEN, exchanges=missing)
 
     async def flush(self) -> None:
-        """Processes all queued exchanges and writes the results to the store."""
+        """Processes all queued exchanges, and writes the results to the store within about a second.
+
+        Some of the usage waits for the next flush if there is much of it (`UsageStore.flush`).
+        """
         async with self._flushing:
             self._drain_queue()
             self._publish_newest()
