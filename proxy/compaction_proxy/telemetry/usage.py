@@ -312,6 +312,7 @@ class UsageStore:
         # The pending usage of each tenant's conversations, by store key. The tenant whose usage was written
         # last is at the end.
         self._pending: dict[str, dict[str, _PendingUsage]] = {}
+        self._pending_count = 0
         records.on_delete_callbacks.append(self._forget_prefix)
 
     @property
@@ -424,8 +425,9 @@ class UsageStore:
         if (
             waiting is None
             and len(pending) < TENANT_SHARE * MAX_WAITING
-            and sum(map(len, self._pending.values())) < MAX_WAITING
+            and self._pending_count < MAX_WAITING
         ):
+            self._pending_count += 1
             waiting = pending[key] = _PendingUsage(exchanges_key(tenant, conversation))
             self._pending[tenant] = pending
         return waiting
@@ -470,6 +472,7 @@ class UsageStore:
         """Returns usage that then is no longer pending. The tenant's other usage moves to the end."""
         pending = self._pending.pop(tenant)
         waiting = pending.pop(key)
+        self._pending_count -= 1
         if pending:
             self._pending[tenant] = pending
         return waiting
