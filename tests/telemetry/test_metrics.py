@@ -198,6 +198,21 @@ def test_the_first_models_have_series_of_their_own_and_refused_ones_never() -> N
     ]
 
 
+async def test_models_that_upstreams_refuse_or_do_not_answer_take_no_series_from_others() -> None:
+    metrics = Metrics("1.0")
+    for number in range(MAX_LABEL_VALUES):
+        for code in (0, 404):
+            made_up = USUAL._replace(model=f"made-up-{number}", code=code)
+            metrics.count_exchanges([ExchangeEntry("t", None, made_up, None)])
+    metrics.count_exchanges([ExchangeEntry("u", None, USUAL, None)])
+    found = await samples(metrics)
+    requests = {name: value for name, value in found.items() if name.startswith("compaction_requests_total")}
+    assert requests == {
+        "compaction_requests_total{model=other,status=none}": 2 * MAX_LABEL_VALUES,
+        "compaction_requests_total{model=gpt,status=none}": 1,
+    }
+
+
 @settings(max_examples=50)
 @given(st.text())
 async def test_whatever_a_client_calls_its_model_the_answer_can_be_read(name: str) -> None:
