@@ -77,6 +77,17 @@ async def test_a_path_outside_the_base_is_refused_before_any_work_for_it(
     assert not provider.log
 
 
+@pytest.mark.parametrize("given", ["a", "a b", "x" * 129, ""])
+async def test_the_provider_gets_the_request_id_that_the_client_is_told(
+    client: httpx.AsyncClient, provider: DemoProvider, given: str
+) -> None:
+    answer = await client.post(PATH, content=BODY, headers={"x-request-id": given, "x-compaction": "shadow"})
+    told = answer.headers["x-compaction-request-id"]
+    assert (told == given) == (given == "a")
+    fields = provider.log[-1].headers
+    assert [value for name, value in fields if name == "x-request-id"] == [told]
+
+
 async def test_a_header_of_ours_that_makes_no_sense_is_refused(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATH, content=BODY, headers={"x-compaction-trigger-tokens": "9" * 5_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_compaction_header")

@@ -51,7 +51,7 @@ from compaction_proxy.gateway.recall_loop import (
     build_tool_offer,
     is_tool_refusal,
 )
-from compaction_proxy.gateway.request_state import RequestState, choose_request_id
+from compaction_proxy.gateway.request_state import REQUEST_ID_HEADER, RequestState, choose_request_id
 from compaction_proxy.gateway.side_requests import SideRequestKind
 from compaction_proxy.gateway.size_gate import SizeGate
 from compaction_proxy.gateway.summary_routes import build_summary_routes
@@ -160,7 +160,12 @@ class RelayEndpoint:
         )
         identity = self._identity_resolver.identify_client(scope["headers"])
         WORK_OWNER.set(identity.tenant)
-        request_id = choose_request_id(header_map.get(b"x-request-id"))
+        client_request_id = header_map.get(REQUEST_ID_HEADER)
+        request_id = choose_request_id(client_request_id)
+        if client_request_id is not None and client_request_id != request_id.encode():
+            # The provider gets the id that the client and the log get.
+            fields = drop_fields(scope["headers"], frozenset({REQUEST_ID_HEADER}))
+            scope = {**scope, "headers": [*fields, (REQUEST_ID_HEADER, request_id.encode())]}
         REQUEST_ID.set(request_id)
         await self._admission.acquire_slot()
         hold = self._admission.body_budget.open_hold()

@@ -42,6 +42,7 @@ _EMPTY_REPORT = CompactionReport(CompactionStatus.NONE)
 # The report about a request that was forwarded without being parsed.
 _UNREAD_REPORT = CompactionReport(CompactionStatus.NONE, reason=SMALL)
 IDEMPOTENCY_HEADER = b"idempotency-key"
+REQUEST_ID_HEADER = b"x-request-id"
 
 
 def choose_request_id(client_request_id: bytes | None) -> str:
