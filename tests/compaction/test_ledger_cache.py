@@ -1,18 +1,22 @@
 """What messages say and show, remembered within bounds."""
 
+import gc
 import sys
+import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from compaction_proxy.compaction import ledger_cache
-from compaction_proxy.compaction.ledger_cache import RECORD_CHARACTERS, LedgerCache
+from compaction_proxy.compaction.ledger_cache import MAX_HELD_BYTES, LedgerCache
 from compaction_proxy.core.ledger.actions import Action, read_action
 from compaction_proxy.core.ledger.active import ActiveStatements
 from compaction_proxy.core.ledger.facts import list_message_facts
 from compaction_proxy.core.ledger.frontier import read_frontier
 from compaction_proxy.core.ledger.statements import Statement, read_statements
 from compaction_proxy.core.message import Message, MessageToolCall
+from compaction_proxy.support.lru import LruCache
 
 PORT, HOST = "The port is 8080.", "The host is db.internal."
 
@@ -30,6 +34,28 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+def measure_memory(make: Callable[[], object]) -> int:
+    """The bytes that what is made holds."""
+    tracemalloc.start()
+    try:
+        held = make()
+        gc.collect()
+        size = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    del held
+    return size
+
+
+def say_rules(tenant: int, count: int) -> list[Message]:
+    return users(
+        *(
+            f"You must never use library {tenant}-{number}. Always write to /srv/{tenant}/{number}."
+            for number in range(count)
+        )
+    )
+
+
 def users(*texts: str) -> list[Message]:
     return [Message("user", text) for text in texts]
 
@@ -45,10 +71,44 @@ def test_a_text_is_read_once(read: list[str]) -> None:
 
 
 def test_what_was_not_asked_for_longest_is_forgotten_first(read: list[str]) -> None:
-    held = LedgerCache(max_held_characters=2 * (RECORD_CHARACTERS + len(HOST)))
+    held = LedgerCache()
+    held.get_statements(HOST)
+    held = LedgerCache(max_held_bytes=2 * held._results._bytes + 100)
+    read.clear()
     for text in (PORT, HOST, PORT, "And now?", PORT, HOST):
         held.get_statements(text)
     assert read == [PORT, HOST, "And now?", HOST]
+
+
+def test_the_memory_of_the_rules_of_many_tenants_stays_within_the_limit() -> None:
+    limit = 1_000_000
+
+    def read_rules() -> LedgerCache:
+        held = LedgerCache(max_held_bytes=limit)
+        for tenant in range(8):
+            messages = say_rules(tenant, 300)
+            held.get_active_statements(messages)
+            held.get_frontier(messages)
+        return held
+
+    assert measure_memory(read_rules) < 2 * limit
+
+
+def test_statements_of_more_memory_than_the_limit_are_not_held() -> None:
+    held = LedgerCache(max_held_bytes=20_000)
+    held.get_active_statements(say_rules(0, 300))
+    assert not held._active_statements
+
+
+def test_of_8_000_rules_only_the_new_one_is_read(read: list[str]) -> None:
+    held = LedgerCache()
+    held.get_active_statements(say_rules(0, 8_000))
+    read.clear()
+    grown = [*say_rules(0, 8_000), *users(PORT)]
+    held.get_active_statements(grown)
+    held.get_frontier(grown)
+    assert read == [PORT]
+    assert sum(each.counted_bytes for each in held._active_statements.values()) <= MAX_HELD_BYTES
 
 
 def test_what_a_message_shows_depends_on_all_that_it_is_read_from() -> None:
@@ -65,7 +125,8 @@ def test_what_a_message_shows_depends_on_all_that_it_is_read_from() -> None:
 
 
 def test_of_a_list_that_has_grown_only_what_is_new_is_read(read: list[str]) -> None:
-    held = LedgerCache(max_held_characters=RECORD_CHARACTERS)  # it holds no more than the last list
+    held = LedgerCache()
+    held._results = LruCache(0)  # it holds no single texts
     held.get_active_statements(users(PORT, HOST))
     grown = held.get_active_statements(users(PORT, HOST, "The port is 9090."))
     assert read == [PORT, HOST, "The port is 9090."]
@@ -129,7 +190,7 @@ def test_threads_that_share_a_full_cache_read_what_each_would_read_alone() -> No
     expected = [
         (ActiveStatements(messages).superseded, read_frontier(messages)) for messages in conversations
     ]
-    held = LedgerCache(max_held_characters=10 * RECORD_CHARACTERS)
+    held = LedgerCache(max_held_bytes=20_000)
 
     def read_growing(messages: list[Message]) -> object:
         for length in range(1, len(messages)):
@@ -144,4 +205,4 @@ def test_threads_that_share_a_full_cache_read_what_each_would_read_alone() -> No
             assert list(pool.map(read_growing, conversations)) == expected
     finally:
         sys.setswitchinterval(interval)
-    assert held._statements._bytes == sum(size for _, size in held._statements._held.values())
+    assert held._results._bytes == sum(size for _, size in held._results._held.values())

@@ -48,17 +48,16 @@ MAX_HASHED_BYTES = 1024 * 1024
 
 # Largest size of the cache of messages, in bytes of memory. The size includes the decoded texts. If a new
 # message does not fit, it displaces the least recently used messages.
-MAX_HELD_BYTES = 16 * 1024 * 1024
+MAX_HELD_BYTES = 8 * 1024 * 1024
 # Largest size of the cache of message lists, in bytes of memory. The size of a list includes its messages,
 # although most of them are also in the cache of messages and take memory only once. If a new list does not
 # fit, it displaces the least recently used lists.
-MAX_LISTED_BYTES = 32 * 1024 * 1024
+MAX_LISTED_BYTES = 16 * 1024 * 1024
 # Largest size of the cache of token counts of definitions such as tools. The size is the number of characters
 # of the definitions. If new definitions do not fit, they displace the least recently used ones.
 MAX_DEFINITION_CHARACTERS = 4 * 1024 * 1024
-# Bytes of memory that a message takes in addition to its own bytes, in the cache of lists (`RECORD_BYTES`)
-# and in the cache of messages (`CACHE_ENTRY_BYTES`). In the cache of messages, the size of the decoded text
-# is added as well.
+# Bytes of memory that a message takes in addition to its own bytes and its decoded texts, in the cache of
+# lists (`RECORD_BYTES`) and in the cache of messages (`CACHE_ENTRY_BYTES`).
 RECORD_BYTES, CACHE_ENTRY_BYTES = 450, 600
 # Bytes of memory that a list takes for its reference to each message.
 LIST_ENTRY_BYTES = 100
@@ -205,9 +204,10 @@ class MessageReader:
         if client:
             new = await self._split_instructions(base.messages, new, options, client)
         append = partial(_append_messages, base, new, options.wire.digest_seed)
-        raw_bytes = sum(map(len, raws))
-        message_list = await self._run_if_large(raw_bytes + len(raws) * RECORD_BYTES, append)
-        return message_list, raw_bytes + len(raws) * (RECORD_BYTES + LIST_ENTRY_BYTES)
+        size_bytes = sum(map(len, raws)) + len(raws) * RECORD_BYTES
+        message_list = await self._run_if_large(size_bytes, append)
+        size = sum([_measure_content(each) + RECORD_BYTES + LIST_ENTRY_BYTES for each in new])
+        return message_list, size
 
     async def _split_instructions(
         self, base: Sequence[Message], new: Sequence[Message], options: CountingOptions, client: str
@@ -266,8 +266,7 @@ class MessageReader:
         return await self._build_counted_messages(uncounted, options)
 
     def _cache_message(self, record: Message, options: CountingOptions) -> None:
-        size = len(record.raw) + max(len(record.raw), getsizeof(record.text)) + CACHE_ENTRY_BYTES
-        self._messages.put((record.raw, options), record, size)
+        self._messages.put((record.raw, options), record, _measure_content(record) + CACHE_ENTRY_BYTES)
 
     async def add_token_counts(self, records: Sequence[Message], options: CountingOptions) -> list[Message]:
         """Counts the tokens of decoded messages, and returns the messages with their counts."""
@@ -339,6 +338,12 @@ class MessageReader:
         """Closes the token counters and their threads."""
         for counting in self._schedulers.values():
             counting.close()
+
+
+def _measure_content(record: Message) -> int:
+    """Returns how many bytes of memory the bytes of a message and its decoded texts take."""
+    calls = sum([getsizeof(each.arguments) + RECORD_BYTES for each in record.calls]) if record.calls else 0
+    return len(record.raw) + getsizeof(record.text) + calls
 
 
 def _append_messages(base: MessageList, new: tuple[Message, ...], seed: bytes) -> MessageList:

@@ -367,11 +367,6 @@ class ActiveStatements:
         """Number of statements in the user messages."""
         return self.statement_index.count
 
-    @property
-    def character_count(self) -> int:
-        """Number of characters in the user messages."""
-        return sum(map(len, self._texts))
-
     def is_prefix_of(self, texts: Sequence[str]) -> bool:
         """Returns whether the list `texts` begins with the user texts of this object.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 from compaction_proxy.core.ledger.cues import LABELS, NARRATIVE, STOP_WORDS, THESAURUS, StatementKind, has_cue
 from compaction_proxy.core.ledger.facts import take_head_and_tail
@@ -62,6 +63,9 @@ _COPULA = re.compile(
     r"\b(?:is|are|was|=|at|on|lives|runs|equals|es|son|está|est|sont|ist|sind|é|são|это|belongs|owns?|my|"
     r"our)\b|[:=]|是|は|है|هو|ہے|"
 )
+
+# Most statements have some empty sets. They share this one, because each set takes 216 bytes.
+_EMPTY: frozenset[Any] = frozenset()
 
 # Names of cues and the kinds that they show. The first cue that a statement has decides its kind.
 _KIND_CUES = (
@@ -152,6 +156,12 @@ def _find_root(word: str) -> str:
     return _SYNONYM_STEMS.get(stem, stem)
 
 
+@lru_cache(maxsize=256)
+def _share_kinds(kinds: frozenset[str]) -> frozenset[str]:
+    """Returns the same object for equal sets of kinds, so that statements share its memory."""
+    return kinds
+
+
 def _extract_words(text: str, values: list[ExactValue]) -> frozenset[str]:
     for value in reversed(values):
         text = f"{text[: value.start]} {text[value.start + len(value.text) :]}"
@@ -161,7 +171,7 @@ def _extract_words(text: str, values: list[ExactValue]) -> frozenset[str]:
         pairs = {run[k : k + 2] for run in _UNSPACED.findall(plain) for k in range(len(run) - 1)}
         plain = _UNSPACED.sub(" ", plain)
     words = (word for word in _WORD.findall(plain) if len(word) > 1 and word not in STOP_WORDS)
-    return frozenset(map(_find_root, words)).union(pairs)
+    return frozenset(map(_find_root, words)).union(pairs) or _EMPTY
 
 
 def _parse_label(text: str) -> tuple[str, StatementKind | None, int]:
@@ -228,13 +238,13 @@ def _build_statement(text: str, block: tuple[str, StatementKind | None]) -> Stat
         _classify_statement(plain, labelled, exact, question=question),
         label,
         _extract_words(body, found),
-        _extract_words(body[: subject_end.start()], []) if subject_end else frozenset(),
-        exact,
+        _extract_words(body[: subject_end.start()], []) if subject_end else _EMPTY,
+        exact or _EMPTY,
         question or has_cue(plain, "hypothesis"),
         has_cue(plain, "correction"),
         has_cue(plain, "addition"),
         fold_text(text),
-        frozenset(kind for kind, _ in exact),
+        _share_kinds(frozenset(kind for kind, _ in exact)),
     )
 
 
