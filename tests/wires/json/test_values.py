@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,3 +153,20 @@ def test_brackets_in_a_text_are_no_nesting() -> None:
     text = "[{" * values.MAX_NESTING
 
     assert values.decode_value(json.dumps([text, {"a": [text]}]).encode()) == [text, {"a": [text]}]
+
+
+def test_a_long_string_without_memory_for_it_raises_an_error() -> None:
+    script = """
+import resource
+from compaction_proxy.wires.json.values import decode_plain
+raw = b'"' + b"a" * 40_000_000 + b'"'
+resource.setrlimit(resource.RLIMIT_AS, (400 << 20, 400 << 20))
+held = []
+try:
+    while True:
+        held.append(decode_plain(raw))
+except MemoryError:
+    print("no memory")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"no memory\n")

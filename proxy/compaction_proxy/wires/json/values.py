@@ -40,6 +40,8 @@ _MAX_DEPTH = 4
 # `decode_value` decodes an object or array with more values than this in one call, and not value by value.
 # Decoding value by value helps only if a value is long, and among so many values, each is usually short.
 _MAX_ITEMS = 10_000
+# Before `decode_plain` decodes JSON of more bytes than this, it makes sure that there is memory.
+_CHECKED_BYTES = 16 * 1024
 # `decode_plain` refuses values with more levels of objects and arrays than this. The parsers have limits of
 # their own, which depend on the version of Python, and so do functions that call themselves for each level.
 MAX_NESTING = 150
@@ -100,7 +102,12 @@ def decode_plain(raw: bytes) -> Any:
     Raises:
         UnreadableBodyError: With the reason `not-json` if `raw` is invalid. With the reason `too-deep` if it
             has more than `MAX_NESTING` levels.
+        MemoryError: If there is not enough memory for the value.
     """
+    if len(raw) > _CHECKED_BYTES:
+        # If no memory is left for a string, msgspec ends the process. This allocation raises an error, and
+        # its memory is free again at once.
+        bytes(2 * len(raw))
     try:
         try:
             value = msgspec.json.decode(raw)
