@@ -32,11 +32,7 @@ OURS = (GATED, OPEN, OPEN_FAST)
 SETTLE_S = 5.0
 # The native library of the extra `fast`, as a path of a loaded file has it.
 FAST_LIBRARY = "toktok"
-_SETTINGS = {
-    "COMPACTION_PROXY__MODELS": json.dumps({"bench-*": {"window": WINDOW_TOKENS}}),
-    # All requests are of one tenant, which may use three quarters of the places.
-    "COMPACTION_PROXY__SERVER__MAX_IN_FLIGHT": "2000",
-}
+_SETTINGS = {"COMPACTION_PROXY__MODELS": json.dumps({"bench-*": {"window": WINDOW_TOKENS}})}
 
 
 @dataclass(frozen=True, slots=True)

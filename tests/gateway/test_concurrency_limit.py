@@ -71,8 +71,13 @@ async def test_a_place_is_not_lost_with_who_is_cancelled(moment: str) -> None:
 
 async def test_a_tenant_leaves_places_to_others() -> None:
     admission = ConcurrencyLimiter(100, queue_s=5)
+    WORK_OWNER.set("b")
+    async with admission.admit_request():
+        WORK_OWNER.set("a")
+        await admission.acquire_slot()
+        WORK_OWNER.set("b")
     WORK_OWNER.set("a")
-    for _ in range(75):
+    for _ in range(74):
         await admission.acquire_slot()
     with pytest.raises(OverloadedError):
         await admission.acquire_slot()
@@ -87,6 +92,14 @@ async def test_a_tenant_leaves_places_to_others() -> None:
     assert admission.active_request_count == 100
     admission.release_slot()
     await admission.acquire_slot()
+
+
+async def test_a_tenant_that_is_alone_takes_all_places() -> None:
+    admission = ConcurrencyLimiter(100, queue_s=5)
+    WORK_OWNER.set("a")
+    for _ in range(100):
+        await admission.acquire_slot()
+    assert admission.active_request_count == 100
 
 
 async def test_a_tenant_takes_all_places_if_they_are_few() -> None:

@@ -287,7 +287,7 @@ class ServerSection(BaseModel):
     max_inflight_bytes: Annotated[Positive, Field(ge=MIN_INFLIGHT_BYTES)] | None = None
     """Memory for request bodies per process. Requests wait 5 s for it, then get 503. Null: automatic."""
     max_in_flight: Positive = 1_000
-    """Maximum concurrent requests, per process; of one tenant, three quarters. Others fail with 503."""
+    """Maximum concurrent requests, per process; three quarters for one of several tenants. Others get 503."""
     head_timeout_s: Seconds = 15
     """Seconds to wait for the head of a request before the proxy closes the connection."""
     body_timeout_s: Seconds = 30

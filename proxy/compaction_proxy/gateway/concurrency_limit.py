@@ -5,11 +5,12 @@ time. If no slot becomes free in this time, the proxy refuses the request and te
 seconds to retry. Without this limit, many concurrent requests would all be served so slowly that no client
 would get its response in time.
 
-Tenants share the slots: one tenant uses at most `TENANT_SHARE` of them, so that requests of others find one.
-The tenant of a request is the `WORK_OWNER` of its task.
+Tenants share the slots: if several tenants send requests, each of them uses at most `TENANT_SHARE` of the
+slots, so that requests of others find one. The tenant of a request is the `WORK_OWNER` of its task.
 """
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,8 +23,10 @@ from compaction_proxy.support.offload import WORK_OWNER
 # client to retry after `RETRY_AFTER_S` seconds.
 QUEUE_S = 0.1
 RETRY_AFTER_S = 1
-# One tenant may use all slots if there are fewer than this.
+# One tenant may use all slots if there are fewer than `MIN_SHARED_SLOTS`, or if no other tenant has sent a
+# request in the last `ALONE_S` seconds.
 MIN_SHARED_SLOTS = 32
+ALONE_S = 300.0
 
 
 class ConcurrencyLimiter:
@@ -51,6 +54,9 @@ class ConcurrencyLimiter:
         self._tenant_limit = int(TENANT_SHARE * max_requests) if is_shared else 2 * max_requests
         # The number of requests of each tenant that hold a slot or wait for one.
         self._tenant_counts: Counter[str] = Counter()
+        # The tenant of the latest request, and the time at which this tenant last followed another one.
+        self._latest_tenant = ""
+        self._changed_at_s = -ALONE_S
         # One future for each request that waits for a slot, the one that has waited longest first. When a
         # request gets a slot, the result of its future is set.
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -78,13 +84,18 @@ class ConcurrencyLimiter:
 
         Raises:
             OverloadedError: If no slot became free in time, too many requests wait already, or the tenant
-                uses its share.
+                uses its share and is not alone.
         """
         is_full = self.active_request_count >= self._max_requests
         tenant = WORK_OWNER.get()
-        if self._tenant_counts[tenant] >= self._tenant_limit or (
-            is_full and len(self._waiting) >= self._max_requests
-        ):
+        if tenant != self._latest_tenant:
+            if self._latest_tenant:
+                self._changed_at_s = time.monotonic()
+            self._latest_tenant = tenant
+        if is_full and len(self._waiting) >= self._max_requests:
+            raise OverloadedError(RETRY_AFTER_S)
+        is_over_share = self._tenant_counts[tenant] >= self._tenant_limit
+        if is_over_share and time.monotonic() - self._changed_at_s < ALONE_S:
             raise OverloadedError(RETRY_AFTER_S)
         self._tenant_counts[tenant] += 1
         if not is_full:
