@@ -141,9 +141,20 @@ UNSURE_SHARE = 1.02
 # Largest size of the cache of shortened project instructions, in bytes. If it is exceeded, the least recently
 # used ones are dropped.
 MAX_INSTRUCTION_CACHE_BYTES = 1024 * 1024
-# Largest number of parsed checkpoints in the cache. If there are more, the least recently used ones are
-# dropped.
-MAX_CHECKPOINTS = 1_000
+# Largest size of the cache of parsed checkpoints with their records, in bytes of memory. If it is full, the
+# least recently used ones are dropped. The texts of a checkpoint are in its record, too.
+MAX_CHECKPOINTS_BYTES = 16 * 1024 * 1024
+# Bytes of memory that a checkpoint, and each of its tool results, takes with its part of the record.
+CHECKPOINT_BYTES, RESULT_BYTES = 4_000, 1_000
+
+
+def _measure_checkpoint(checkpoint: Checkpoint | None) -> int:
+    """Returns how many bytes of memory a parsed checkpoint takes together with its record."""
+    if checkpoint is None:
+        return CHECKPOINT_BYTES
+    texts = (each for replacements in checkpoint.stand_ins for each in replacements)
+    size = len(checkpoint.summary) + sum(len(each.raw) + len(each.text) for each in texts)
+    return CHECKPOINT_BYTES + 2 * size + RESULT_BYTES * len(checkpoint.results)
 
 
 class RequestLoader:
@@ -169,7 +180,9 @@ class RequestLoader:
         self._price_triggers = price_triggers
         self._previous = PreviousRequests()
         self._conversations = conversations
-        self._parsed_checkpoints: LruCache[str, tuple[Fields, Checkpoint | None]] = LruCache(MAX_CHECKPOINTS)
+        self._parsed_checkpoints: LruCache[str, tuple[Fields, Checkpoint | None]] = LruCache(
+            MAX_CHECKPOINTS_BYTES
+        )
         self._short_instructions: LruCache[tuple[bytes, int, CountingOptions], Message] = LruCache(
             MAX_INSTRUCTION_CACHE_BYTES
         )
@@ -452,5 +465,5 @@ class RequestLoader:
         count = len(view.unfixed_messages)
         checkpoints, deepest = await run_in_worker_if_large(0, parse_and_find, message_count=count)
         for (key, fields), checkpoint in zip(found, checkpoints, strict=True):
-            self._parsed_checkpoints.put(key, (fields, checkpoint), 1)
+            self._parsed_checkpoints.put(key, (fields, checkpoint), _measure_checkpoint(checkpoint))
         return deepest
