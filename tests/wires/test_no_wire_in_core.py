@@ -17,8 +17,9 @@ WORDS = frozenset(
     | {"previous_response_id", "context_management", "input_tokens"}
 )
 # What is known of chat: the older role of results, which takes part in digests; and how an answer to a
-# summary call says that it is cut.
+# summary call says that it is cut. And a tag in which some clients write results as text, on any wire.
 KNOWN = {
+    "client_forms": {"tool_result"},
     "answer": {"max_tokens", "max_output_tokens"},
     "digest": {"function"},
     "facts": {"function"},

@@ -232,8 +232,8 @@ def _restore_name(message: Message, name: str) -> Message:
     return replace(renamed, digest=compute_message_digest(renamed))
 
 
-# The result is needed several times in a compaction, and for each later request. The digests of 8,000 messages
-# take half a megabyte.
+# The result is needed several times in a compaction, and for each later request. The digests of 8,000
+# messages take half a megabyte.
 @lru_cache(maxsize=32)
 def _compute_chained_digest(digests: tuple[bytes, ...]) -> bytes:
     return chain_digests(digests)[-1]
