@@ -217,22 +217,23 @@ class MessageReader:
         The project instructions become separate messages, whose field `instruction` identifies them. `base`
         contains the messages before the new ones. `client` is the name of the client program.
         """
-        messages: list[Message] = []
         size_bytes = sum([len(each.raw) for each in new]) + len(new) * RECORD_BYTES
         divided = await self._run_if_large(size_bytes, lambda: list(divide_messages(base, new, client)))
-        for record, parts in divided:
-            if not parts:
-                messages.append(record)
-                continue
-            source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
-            records = await self.decode_messages([raw for raw, _ in parts], options)
-            messages += [
-                replace(each, instruction=instruction, source=source)
-                for each, (_, instruction) in zip(records, parts, strict=True)
-            ]
-        if len(messages) == len(new) and not any(map(_INSTRUCTION, messages)):
-            return tuple(new)
-        return await self._run_if_large(size_bytes, partial(unmark_pasted_instructions, messages))
+        raws = [raw for _, parts in divided for raw, _ in parts]
+        decoded = iter(await self.decode_messages(raws, options))
+
+        def build_messages() -> tuple[Message, ...]:
+            messages: list[Message] = []
+            for record, parts in divided:
+                source = SourceMessage(record.raw, len(parts)) if len(parts) > 1 else None
+                messages += [
+                    replace(next(decoded), instruction=instruction, source=source) for _, instruction in parts
+                ] or [record]
+            if len(messages) == len(new) and not any(map(_INSTRUCTION, messages)):
+                return tuple(new)
+            return unmark_pasted_instructions(messages)
+
+        return await self._run_if_large(size_bytes, build_messages)
 
     async def decode_messages(self, raws: Sequence[bytes], options: CountingOptions) -> tuple[Message, ...]:
         """Decodes messages and counts their tokens. Cached messages are not decoded again.

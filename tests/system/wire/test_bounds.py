@@ -94,6 +94,11 @@ async def test_a_tenant_that_takes_many_places_leaves_some_to_others(wire: Any, 
         wire.running_upstream(script) as upstream,
         wire.running_proxy(upstream.port, server=limits) as port,
     ):
+        go_on.set()
+        for each in (other, one):  # no longer alone
+            await wire.ask(port, chat(each))
+            await asked.acquire()
+        go_on.clear()
         requests = [chat(one), wire.post("/v1/embeddings", b"{}", one)]
         staying = [asyncio.create_task(wire.ask(port, each)) for each in requests * (share // 2)]
         for _ in staying:
