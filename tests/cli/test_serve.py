@@ -51,7 +51,8 @@ def test_it_says_where_it_listens_and_what_it_does(tmp_path: Path) -> None:
     with serving(tmp_path, "--upstream", "http://127.0.0.1:9/v1") as (_, lines):
         url = lines[0].rpartition(" ")[2]
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
-    assert lines == [
+    # On a busy machine, it may take longer to create the file of the store than the start waits.
+    assert [line for line in lines if "does not answer in time" not in line] == [
         f"compaction-proxy listens on {url}",
         "  upstream  http://127.0.0.1:9/v1",
         f"  store     sqlite:///{tmp_path}/.local/share/compaction-proxy/state.db",

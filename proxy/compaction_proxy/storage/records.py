@@ -96,8 +96,7 @@ def to_entry(item: RecordItem | ListItem) -> Record | ListEntry:
     return Record(item.key, value, item.ttl_s)
 
 
-# Seconds for which the start waits for the store. On a busy machine, it may take seconds to create a file.
-OPEN_LIMIT_S = 5.0
+OPEN_LIMIT_S = 1.0
 DELETE_LIMIT_S = 60.0
 CACHE_BYTES = 16 * 1024 * 1024
 # Additional size of each cached record, in bytes. A record counts as this many bytes, plus the length of its
