@@ -397,7 +397,7 @@ def test_expensive_work_of_one_tenant_does_not_delay_others(proxy: Proxy) -> Non
         pending = [pool.submit(send_expensive, number) for number in range(EXPENSIVE_REQUESTS)]
         proxy.wait_for(lambda: proxy.cpu_s - started > 1, "it works on them")
         headers = {**FORCE, "authorization": "Bearer other"}
-        answered = post(proxy, Case(CHAT, body_of(rules(200)), headers))
+        answered = post(proxy, Case(CHAT, body_of(talk(200)), headers))
         before = len(done)
         for each in pending:
             each.result()
