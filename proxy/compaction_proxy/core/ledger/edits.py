@@ -17,8 +17,9 @@ _PATCHED_FILE = re.compile(r"(?:\*\*\* (?:Add|Update|Delete) File: |\+\+\+ (?:b/
 _BLOCK_START = re.compile(r"<{5,9} SEARCH\b")
 _BLOCK_MIDDLE = re.compile(r"={5,9}\s*\Z")
 _BLOCK_END = re.compile(r">{5,9} REPLACE\b")
-# A line that only names a file, with or without markup.
-_PATH_LINE = re.compile(r"[\s`*#]{0,9}([^\s`*#<>|\"']{0,100}[./][^\s`*#<>|\"':]{1,100})[\s`*:]{0,9}")
+# A line of one word, with or without markup, and a word that names a file.
+_WORD_LINE = re.compile(r"[\s`*#]{0,9}([^\s`*#<>|\"':]{2,200})[\s`*:]{0,9}")
+_FILE = re.compile(r"[./]\w")
 
 
 class FileEdit(NamedTuple):
@@ -48,7 +49,8 @@ def _iter_edit_blocks(text: str) -> Iterator[FileEdit]:
         if lines is None and _BLOCK_START.match(line):
             lines = old
         elif lines is None:
-            path = found[1] if (found := _PATH_LINE.fullmatch(line)) else path
+            found = _WORD_LINE.fullmatch(line)
+            path = found[1] if found and _FILE.search(found[1]) else path
         elif lines is old and _BLOCK_MIDDLE.match(line):
             lines = new
         elif lines is new and _BLOCK_END.match(line):

@@ -9,7 +9,7 @@ request with an unknown state is not listed as open.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -507,18 +507,22 @@ def _is_cut_off(text: str) -> bool:
     return _STOP.search(text) is not None or last.count("`") % 2 == 1
 
 
-def _find_edit_result(call: MessageToolCall, messages: Sequence[Message], index: int) -> str | None:
-    """Returns the result of an edit in the reply at `index`, or None if no message follows the reply.
+def _iter_edits_with_results(
+    reply: ReplyReading, messages: Sequence[Message], index: int
+) -> Iterator[tuple[MessageToolCall, str | None]]:
+    """Yields the edits in the reply at `index`, each with its result; None if no message follows the reply.
 
     The client reports in the next message which SEARCH blocks match no lines of their file. An edit without
     such a report is done.
     """
-    if index + 1 == len(messages):
-        return None
-    path = json.loads(call.arguments)["path"]
-    lines = messages[index + 1].text.splitlines()
-    has_failed = any("SEARCH" in each and "fail" in each and path in each for each in lines)
-    return "error: the SEARCH block matches no lines of the file" if has_failed else ""
+    if not reply.edits:
+        return
+    report = take_head_and_tail(messages[index + 1].text) if index + 1 < len(messages) else None
+    failures = "\n".join(line for line in (report or "").splitlines() if "SEARCH" in line and "fail" in line)
+    for call in reply.edits:
+        has_failed = bool(failures) and json.loads(call.arguments)["path"] in failures
+        result = "error: the SEARCH block matches no lines of the file" if has_failed else ""
+        yield call, None if report is None else result
 
 
 def _read_turn_work(
@@ -548,8 +552,8 @@ def _read_turn_work(
             if ended:
                 work.reply, work.reply_index = reply_reader(message.text), at
                 work.actions += [
-                    (at, action_reader(call, _find_edit_result(call, messages, at)))
-                    for call in work.reply.edits
+                    (at, action_reader(call, result))
+                    for call, result in _iter_edits_with_results(work.reply, messages, at)
                 ]
     work.actions += [(at, action_reader(call, None)) for at, call in calls.values()]
     if not ended:
